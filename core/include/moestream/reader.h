@@ -1,0 +1,71 @@
+// How bytes travel from a file to memory that is already there.
+//
+// A reader belongs to one thread: submit, reap and drop are called from the thread that runs the hook, so between a
+// route and its matmul there is no lock shared with a completion. The reader owns its queue and its threads or ring;
+// it never owns the destination: the caller promises that `dst` stays mapped and unmoved until the tag is reaped.
+// Destination, offset and length are page multiples when the file was opened with O_DIRECT.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "moestream/registry.h"
+
+namespace moestream {
+
+struct Read {
+    int fd = -1;
+    uint32_t tag = 0;      // the caller's name for it, unique among those in flight
+    uint64_t offset = 0;
+    void* dst = nullptr;
+    uint32_t bytes = 0;
+};
+
+struct Completion {
+    uint32_t tag = 0;
+    int32_t error = 0;       // 0: all bytes are there; else a positive errno (ENODATA: the file ended early)
+    uint64_t fail_offset = 0;  // file offset at which it failed, when error != 0
+    uint64_t ready_ns = 0;  // CLOCK_MONOTONIC when it was seen complete
+};
+
+enum class Urgency : uint8_t { demand, speculative };
+
+struct ReaderCounters {
+    uint64_t reads = 0;          // requests completed without error
+    uint64_t bytes = 0;          // bytes of them
+    uint64_t submit_ns = 0;      // caller's time inside submit()
+    uint64_t wait_ns = 0;        // caller's time asleep inside reap(wait=true)
+    uint64_t retries = 0;        // short reads, EINTR, EAGAIN continued
+};
+
+class Reader {
+  public:
+    virtual ~Reader() = default;
+    // Queues a read and starts it as soon as the depth allows. Demand reads overtake queued speculative ones.
+    // Never blocks for a read to finish, except in `sync`. Allocates nothing beyond what `max_queued` reserved.
+    virtual void submit(const Read& read, Urgency urgency) = 0;
+    // Takes up to out.size() completions; with wait=true sleeps until at least one is there (returns 0 at once when
+    // nothing is in flight). Short reads are continued, EINTR/EAGAIN repeated, inside.
+    virtual size_t reap(std::span<Completion> out, bool wait) = 0;
+    // Drops speculative reads that have not been started; each is passed to `dropped` and will not be reaped.
+    virtual void drop_speculative(const std::function<void(const Read&)>& dropped) = 0;
+    // Turns a speculative read that is still queued into a demand read (no effect when it is already started).
+    virtual void promote(uint32_t tag) = 0;
+    virtual size_t in_flight() const = 0;  // submitted (queued or started) and not yet reaped or dropped
+    virtual const ReaderCounters& counters() const = 0;
+};
+
+struct ReaderOptions {
+    uint32_t max_queued = 1024;  // most reads ever in flight (queued or started) at once
+    uint64_t split_bytes = 0;    // cut larger reads into pieces of this size, 0: never
+};
+
+using ReaderFactory = std::function<std::unique_ptr<Reader>(const ReaderOptions&, const std::string& argument)>;
+using ReaderRegistration = Registration<ReaderFactory>;
+// "uring:24", "threads:4", "sync". Throws Error(usage), or Error(unsupported) when the kernel refuses (io_uring).
+std::unique_ptr<Reader> make_reader(std::string_view text, const ReaderOptions& options);
+
+}  // namespace moestream

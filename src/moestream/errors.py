@@ -1,0 +1,50 @@
+"""The exception tree and the exit codes; only ``cli.main`` prints errors and exits.
+
+MoestreamError            4  something failed that should have worked (a read, a broken invariant)
+├── UsageError            2  the caller's words are wrong: an option, a mechanism string, a size
+└── RefusedError          3  this model, box or llama.cpp cannot do what was asked; the text names the remedy
+    ├── ModelError        3  the file is not a model this engine can run
+    ├── BudgetError       3  the memory named is too little (``smallest_bytes`` says what works)
+    ├── AbiError          3  the llama.cpp found is not one this version is proven with
+    └── EngagementError   3  ``strict``: a mechanism that was asked for did not engage
+"""
+
+from __future__ import annotations
+
+
+class MoestreamError(Exception):
+    """Base of every error this package raises on purpose. The text is one line that names the thing and the remedy."""
+
+    exit_code = 4
+
+
+class UsageError(MoestreamError):
+    """The caller's words are wrong."""
+
+    exit_code = 2
+
+
+class RefusedError(MoestreamError):
+    """What was asked cannot be done with this model, box or llama.cpp."""
+
+    exit_code = 3
+
+
+class ModelError(RefusedError):
+    """The file is not a model this engine can run."""
+
+
+class BudgetError(RefusedError):
+    """The memory named is too little. ``smallest_bytes`` is the smallest cap that works, or None when unknown."""
+
+    def __init__(self, message: str, smallest_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+
+
+class AbiError(RefusedError):
+    """The llama.cpp in this process is not one this version is proven with."""
+
+
+class EngagementError(RefusedError):
+    """A mechanism that was asked for did not engage and ``strict`` was set."""

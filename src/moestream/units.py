@@ -1,0 +1,43 @@
+"""Sizes as people write them: ``4GiB``, ``1.1GB``, ``800M``, ``1073741824``.
+
+Units with an i (KiB, MiB, GiB) are powers of 1024; KB, MB, GB powers of 1000; a bare K, M, G is the power of 1024.
+"""
+
+from __future__ import annotations
+
+import re
+
+from moestream.errors import UsageError
+
+_UNITS = {
+    "": 1, "B": 1,
+    "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40,
+    "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of a size as people write it. Raises UsageError for anything else, zero and negative included."""
+    if isinstance(text, bool) or not isinstance(text, (str, int)):
+        raise UsageError(f"not a size: {text!r} (write 4GiB, 1.1GB or a number of bytes)")
+    if isinstance(text, int):
+        size = text
+    else:
+        match = _SIZE.fullmatch(text)
+        if match is None or match.group(2).upper() not in _UNITS:
+            raise UsageError(f"not a size: {text!r} (write 4GiB, 1.1GB or a number of bytes)")
+        size = int(float(match.group(1)) * _UNITS[match.group(2).upper()])
+    if size <= 0:
+        raise UsageError(f"a size must be above zero, not {text!r}")
+    return size
+
+
+def format_bytes(count: float) -> str:
+    """A size for people, in powers of 1000 and three digits: ``1.10 GB``, ``553 kB``, ``12 B``."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= scale:
+            value = count / scale
+            return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f} {unit}"
+    return f"{count:.0f} B"
