@@ -31,7 +31,7 @@ struct CacheCounters {
     uint64_t hits = 0;         // routed experts that were resident (or speculatively loaded)
     uint64_t misses = 0;       // routed experts that had to be loaded
     uint64_t evictions = 0;
-    uint64_t speculative_issued = 0;
+    uint64_t speculative_issued = 0;  // taken-back ones (cancel) do not count
     uint64_t speculative_used = 0;    // routed before they left
     uint64_t speculative_wasted = 0;  // left without being routed
 };
@@ -43,13 +43,19 @@ class ExpertCache {
         uint32_t capacity = 0;          // experts; at least 1, at most experts.size()
     };
     // `bank_of[e]` is the bank of global expert e. Every expert belongs to exactly one part or to none (experts
-    // that are always resident). Throws Error(usage) on an unknown policy.
+    // that are always resident); the experts of one bank that are in a part are all in the same one. Throws
+    // Error(usage) on parts that are not so and on an unknown policy.
     ExpertCache(std::vector<Part> parts, std::vector<uint32_t> bank_of, std::string_view policy);
+    ExpertCache(ExpertCache&&) = default;  // not copied: a policy's history has one owner
+    ExpertCache& operator=(ExpertCache&&) = default;
 
     // One route: distinct experts of ONE bank in the order their slabs are wanted. Unpins the previous route,
     // pins this one, appends the loads to `loads` (capacity reserved by the caller; nothing is allocated here).
     // All hits are used before the first miss is admitted; misses are admitted in the order given. Returns false,
     // changing nothing, when the route is wider than its part's capacity (the caller must cut its batch).
+    // An expert in no part counts as a hit and nothing else. When nothing else can leave, a protected speculative
+    // expert does, the one issued first: demand outranks a guess. Its read may be in flight; the store waits for it
+    // before it takes the frame.
     bool route(std::span<const RoutedExpert> experts, uint64_t token, uint32_t tokens, std::vector<Load>& loads);
 
     // May `expert` be loaded before it is routed? Yes only when it is absent and a frame is free or a victim
@@ -58,7 +64,8 @@ class ExpertCache {
     // its bank (its layer has been routed without it), after which it is an ordinary candidate.
     bool speculate(uint32_t expert, Load& load);
     void release_speculative(uint32_t bank);
-    // Takes a speculative load back that was never started (its frame becomes free again).
+    // Takes a speculative load back that was never started (its frame becomes free again; a victim stays gone).
+    // Throws Error(internal) when `expert` is not speculative.
     void cancel(uint32_t expert);
 
     void unpin_route();
@@ -67,11 +74,21 @@ class ExpertCache {
     bool cached(uint32_t expert) const { return part_of_[expert] != kNone; }  // false: always resident
     const std::vector<Part>& parts() const { return parts_; }
     uint32_t part_of(uint32_t expert) const { return part_of_[expert]; }
+    uint32_t bank_of(uint32_t expert) const { return bank_of_[expert]; }
+    uint32_t experts() const { return static_cast<uint32_t>(bank_of_.size()); }
     uint32_t resident(uint32_t part) const;  // experts resident or speculative in the part
     const CacheCounters& counters() const { return counters_; }
 
   private:
     struct PartState;
+    void add_part(uint32_t part, std::string_view policy);
+    void validate(uint32_t part) const;
+    void use(const RoutedExpert& routed, uint64_t token, uint32_t tokens);
+    uint32_t make_room(uint32_t part, uint32_t expert, bool demand);
+    void enter(uint32_t expert, Residency as);
+    void leave(uint32_t expert);
+    void unprotect(size_t position);
+
     std::vector<Part> parts_;
     std::vector<std::shared_ptr<PartState>> states_;
     std::vector<Residency> residency_;
@@ -79,6 +96,7 @@ class ExpertCache {
     std::vector<uint32_t> part_of_;
     std::vector<uint32_t> local_;   // number inside the part
     std::vector<uint32_t> pinned_;  // the current route
+    std::vector<uint32_t> early_;   // speculative and protected, in the order issued
     CacheCounters counters_;
 };
 
