@@ -1,0 +1,96 @@
+// A store is where slabs live while the model runs, and what happens to them at a route.
+//
+// Who owns what. A store owns one *region* of address space per shard, as long as the shard; llama.cpp's tensors
+// point into it and keep one permanent address each. The store also owns the descriptors, the reader and the cache.
+// It must outlive the llama.cpp model that was loaded over it.
+//
+// Who calls what, in this order:
+//   region()          for each shard while llama.cpp loads (or adopt(), when llama.cpp has mapped it by itself)
+//   load_dense()      after each of them: reads everything of it that is not a movable page of a slab
+//   set_capacities()  once the context exists and the budget is known (stores without a cache ignore it)
+//   route()           when a layer's router has chosen; starts every missing slab in the order the matmuls need them
+//   wait()            before a matmul on one expert tensor: returns when the routed slabs of that tensor are there
+//   speculate()       when no demand is in flight: experts that may be wanted soon
+// The last three are called from the thread that runs the decode, allocate nothing and throw nothing; a failed read
+// makes them return false and failure() says which.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "moestream/cache.h"
+#include "moestream/reader.h"
+#include "moestream/slab_index.h"
+
+namespace moestream {
+
+struct StoreOptions {
+    std::string reader;  // "uring:24", "threads:4", "sync"; for `mapped`: "fault", "willneed", ...
+    std::string policy;  // "lru", "lfu-decay:16", ...
+    std::string dense;   // "mapped", "mlock", "anon"
+    bool direct = true;  // O_DIRECT where the file system takes it
+    std::function<void(const std::string&)> fallback;  // told each thing that is not as asked, one line each
+    std::function<void(uint64_t done, uint64_t total)> progress;  // bytes of load_dense
+};
+
+struct StoreCounters {
+    uint64_t hits = 0;
+    uint64_t misses = 0;
+    uint64_t bytes = 0;          // of slabs read (or asked for, where the kernel reads)
+    uint64_t dense_bytes = 0;    // read by load_dense
+    uint64_t stall_ns = 0;       // asleep in wait() until a slab was there
+    uint64_t memory_ns = 0;      // moving pages, submitting reads, deciding
+    uint64_t speculative_issued = 0;
+    uint64_t speculative_used = 0;
+    uint64_t speculative_wasted_bytes = 0;
+};
+
+struct Failure {
+    int error = 0;  // errno; 0: `what` alone says it
+    std::string what;
+};
+
+class Store {
+  public:
+    explicit Store(const SlabIndex& index) : index_(index) {}
+    virtual ~Store() = default;
+    virtual void* region(uint32_t shard) = 0;
+    // llama.cpp has mapped the shard itself at `base` (no import slot): lay the store over that mapping.
+    virtual void adopt(uint32_t shard, void* base) = 0;
+    virtual void load_dense() = 0;
+    virtual void set_capacities(std::span<const uint32_t> capacities) = 0;
+    // False: nothing happens at a route, so the graph need not be cut there.
+    virtual bool streams() const = 0;
+    virtual bool route(uint32_t bank, std::span<const RoutedExpert> experts, uint64_t token, uint32_t tokens) = 0;
+    // Is a routed slab of this tensor still on its way?
+    virtual bool pending(uint32_t tensor) const = 0;
+    virtual bool wait(uint32_t tensor) = 0;
+    virtual void speculate(std::span<const uint32_t> experts) = 0;
+    // Nothing routed is in flight: the disk would idle.
+    virtual bool demand_idle() const = 0;
+    virtual StoreCounters counters() const = 0;
+    // The first failure, once; cleared by clear_failure().
+    virtual const std::optional<Failure>& failure() const = 0;
+    virtual void clear_failure() = 0;
+
+    struct Place {
+        uint32_t tensor = kNone;
+        uint32_t bank = kNone;
+    };
+    // The expert tensor at this address, or kNone: how the hook recognises our matmuls.
+    virtual Place place(const void* address) const = 0;
+
+  protected:
+    const SlabIndex& index_;
+};
+
+using StoreFactory = std::function<std::unique_ptr<Store>(const SlabIndex&, const StoreOptions&)>;
+using StoreRegistration = Registration<StoreFactory>;
+// "resident", "mapped", "arena". Throws Error.
+std::unique_ptr<Store> make_store(std::string_view text, const SlabIndex& index, const StoreOptions& options);
+
+}  // namespace moestream

@@ -1,0 +1,259 @@
+#include "moestream/engine.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <string_view>
+
+namespace moestream {
+namespace {
+
+constexpr std::string_view kTopk = "ffn_moe_topk-";
+constexpr std::string_view kLogits = "ffn_moe_logits-";
+
+// The layer in a node's name, or -1.
+int32_t layer_of(const char* name, std::string_view prefix) {
+    if (std::strncmp(name, prefix.data(), prefix.size()) != 0) return -1;
+    const char* digits = name + prefix.size();
+    int32_t layer = -1;
+    const auto [end, error] = std::from_chars(digits, name + 64, layer);
+    return error == std::errc() && *end == '\0' ? layer : -1;
+}
+
+// Do two nodes hold the same choice of experts?
+bool same_ids(const abi::Tensor* a, const abi::Tensor* b) {
+    if (a == b) return true;
+    return a != nullptr && b != nullptr && a->data == b->data && a->nb[1] == b->nb[1] &&
+           std::equal(a->ne, a->ne + abi::kMaxDims, b->ne);
+}
+
+LoadScope::File identify(const Shard& shard) {
+    struct stat status {};
+    if (stat(shard.path.c_str(), &status) != 0) {
+        throw Error(ErrorKind::refused, shard.path + ": " + std::strerror(errno));
+    }
+    if (static_cast<uint64_t>(status.st_size) != shard.bytes) {
+        throw Error(ErrorKind::refused, shard.path + " has changed since its header was read: load it again");
+    }
+    return {status.st_dev, status.st_ino};
+}
+
+}  // namespace
+
+Engine::Engine(SlabIndex index, EngineOptions options)
+    : index_(std::move(index)), options_(std::move(options)), ops_(abi::prove(options_.libllama)),
+      store_(make_store(options_.store, index_, options_.store_options)), seen_(index_.banks().size()) {
+    std::string argument;
+    predictor_ = Registry<PredictorFactory>::instance().find(options_.predictor, argument)(index_, ops_, argument);
+    options_.optional_banks.resize(index_.banks().size());
+    chunked_.resize(index_.banks().size());
+    uint32_t widest = 0;
+    for (uint32_t b = 0; b < index_.banks().size(); ++b) {
+        const auto& bank = index_.banks()[b];
+        widest = std::max(widest, bank.count);
+        const auto layer = static_cast<size_t>(bank.layer);
+        if (bank_of_layer_.size() <= layer) bank_of_layer_.resize(layer + 1, kNone);
+        // A second bank of a layer (chunk experts) has a second choice we do not follow: it is read whole.
+        if (bank_of_layer_[layer] == kNone) {
+            bank_of_layer_[layer] = b;
+        } else {
+            chunked_[bank_of_layer_[layer]] = true;
+            options_.optional_banks[b] = true;
+        }
+    }
+    count_.resize(widest);
+    routed_.reserve(widest);
+    wish_.reserve(widest);
+}
+
+Engine::~Engine() = default;
+
+void Engine::begin_load() {
+    std::vector<LoadScope::File> files;
+    for (const auto& shard : index_.shards()) files.push_back(identify(shard));
+    if (!options_.interpose || !install_slots(options_.libllama)) {
+        options_.store_options.fallback("llama.cpp's own mapping is used, which reads the whole file at load: "
+                                        "no import slot of mmap was found in " + options_.libllama);
+        return;
+    }
+    scope_ = std::make_unique<LoadScope>(std::move(files), [this](uint32_t shard) -> void* {
+        try {
+            void* base = store_->region(shard);
+            if (base != MAP_FAILED) store_->load_dense();
+            return base;
+        } catch (...) {
+            load_error_ = std::current_exception();
+            errno = EIO;
+            return MAP_FAILED;
+        }
+    });
+}
+
+void Engine::end_load(bool loaded) {
+    const auto scope = std::move(scope_);
+    if (load_error_ != nullptr) std::rethrow_exception(std::exchange(load_error_, nullptr));
+    if (!loaded) return;
+    for (uint32_t s = 0; s < index_.shards().size(); ++s) {
+        if (scope != nullptr && scope->answered()[s]) continue;
+        void* base = find_mapping(identify(index_.shards()[s]));
+        if (base == nullptr) {
+            throw Error(ErrorKind::internal, "llama.cpp did not map " + index_.shards()[s].path +
+                                                 ": streaming needs use_mmap=True and no GPU layers");
+        }
+        store_->adopt(s, base);
+    }
+    store_->load_dense();
+}
+
+void Engine::set_capacities(const std::vector<uint32_t>& capacities) { store_->set_capacities(capacities); }
+
+const std::optional<Failure>& Engine::failure() const { return failure_ ? failure_ : store_->failure(); }
+
+void Engine::clear_failure() {
+    failure_.reset();
+    store_->clear_failure();
+}
+
+void Engine::fail(std::string what) {
+    if (!failure_) failure_ = Failure{0, std::move(what)};
+}
+
+void Engine::begin_step() {
+    ids_ = nullptr;
+    logits_ = nullptr;
+    bank_ = kNone;
+    last_bank_ = kNone;
+    pass_tokens_ = 0;
+    wish_.clear();
+    std::fill(seen_.begin(), seen_.end(), 0);
+}
+
+void Engine::end_step() {
+    if (store_->streams() && !failure() && !cancelled_) check_pass();
+    token_ += pass_tokens_;
+    pass_tokens_ = 0;
+}
+
+void Engine::begin_pass(uint32_t bank, uint32_t tokens) {
+    if (last_bank_ != kNone && bank > last_bank_) return;
+    if (last_bank_ != kNone) check_pass();
+    token_ += pass_tokens_;
+    pass_tokens_ = tokens;
+    std::fill(seen_.begin(), seen_.end(), 0);
+}
+
+// A bank without a route would be computed on whatever bytes its pages last held.
+void Engine::check_pass() {
+    for (uint32_t b = 0; b < seen_.size(); ++b) {
+        if (seen_[b] == 1 || options_.optional_banks[b]) continue;
+        fail("layer " + std::to_string(index_.banks()[b].layer) + " was routed " + std::to_string(seen_[b]) +
+             " times in one pass, not once: this llama.cpp routes in a way this engine does not see");
+        return;
+    }
+}
+
+bool Engine::on_abort(void* engine) {
+    const auto& self = *static_cast<const Engine*>(engine);
+    return self.cancelled_.load(std::memory_order_relaxed) || self.failure().has_value();
+}
+
+bool Engine::on_node(abi::Tensor* node, bool ask, void* engine) {
+    auto& self = *static_cast<Engine*>(engine);
+    if (!self.store_->streams() || self.failure().has_value()) return !ask;
+    if (ask) return self.ask(*node);
+    self.computed(*node);
+    return true;
+}
+
+bool Engine::ask(const abi::Tensor& node) {
+    if (node.op == ops_.mul_mat_id) return ask_matmul(node);
+    if (node.name[0] != 'f') return false;
+    if (layer_of(node.name, kLogits) >= 0) logits_ = &node;
+    const int32_t layer = layer_of(node.name, kTopk);
+    if (layer < 0 || static_cast<size_t>(layer) >= bank_of_layer_.size()) return false;
+    const uint32_t bank = bank_of_layer_[layer];
+    // Where a layer has chunk experts beside the routed ones, the second choice of a pass is theirs.
+    return bank != kNone && !(chunked_[bank] && seen_[bank] != 0 && last_bank_ == bank);
+}
+
+void Engine::computed(const abi::Tensor& node) {
+    const int32_t layer = layer_of(node.name, kTopk);
+    if (layer < 0) return;
+    const uint32_t bank = bank_of_layer_[layer];
+    const auto& shape = index_.banks()[bank];
+    if (node.type != abi::kTypeI32 || node.data == nullptr) return fail(std::string(node.name) + " holds no ids");
+    const auto tokens = static_cast<uint32_t>(node.ne[1]);
+    begin_pass(bank, tokens);
+    last_bank_ = bank;
+    ++seen_[bank];
+    ++routes_;
+    routed_.clear();
+    wish_.clear();
+    wished_ = false;
+    // A row of ids is a view into a wider row (a full sort): its stride is nb[1], not k * 4.
+    for (int64_t row = 0; row < node.ne[1]; ++row) {
+        const auto* ids = reinterpret_cast<const int32_t*>(static_cast<const char*>(node.data) + row * node.nb[1]);
+        for (int64_t k = 0; k < node.ne[0]; ++k) {
+            if (ids[k] < 0 || static_cast<uint32_t>(ids[k]) >= shape.count) {
+                std::fill(count_.begin(), count_.end(), 0);
+                return fail(std::string(node.name) + " names expert " + std::to_string(ids[k]) + " of " +
+                            std::to_string(shape.count));
+            }
+            ++count_[ids[k]];
+        }
+    }
+    // Ascending ids: file order, and the order in which the matmul walks its experts.
+    for (uint32_t id = 0; id < shape.count; ++id) {
+        if (count_[id] == 0) continue;
+        routed_.push_back({shape.first_expert + id, count_[id]});
+        count_[id] = 0;
+    }
+    bank_ = bank;
+    ids_ = &node;
+    if (!store_->route(bank, routed_, token_, std::max(pass_tokens_, 1u))) return;
+    const auto predicted = predictor_->predict(bank, logits_);
+    wish_.assign(predicted.begin(), predicted.end());
+    // A batch that wants most of a layer will want most of the next: read it in file order while this one computes.
+    if (tokens > 1 && routed_.size() * 4 >= size_t{shape.count} * 3 && bank + 1 < index_.banks().size()) {
+        const auto& next = index_.banks()[bank + 1];
+        wish_.clear();
+        for (uint32_t id = 0; id < next.count; ++id) wish_.push_back(next.first_expert + id);
+    }
+    logits_ = nullptr;
+}
+
+void Engine::pump() {
+    if (wished_ || wish_.empty() || !store_->demand_idle()) return;
+    wished_ = true;
+    store_->speculate(wish_);
+}
+
+// A route nobody told us of: the layer is read whole, if it fits.
+bool Engine::route_all(uint32_t bank) {
+    const auto& shape = index_.banks()[bank];
+    routed_.clear();
+    wish_.clear();
+    for (uint32_t id = 0; id < shape.count; ++id) routed_.push_back({shape.first_expert + id, 1});
+    bank_ = bank;
+    return store_->route(bank, routed_, token_, std::max(pass_tokens_, 1u));
+}
+
+bool Engine::ask_matmul(const abi::Tensor& node) {
+    const auto place = store_->place(node.src[0]->data);
+    if (place.tensor == kNone) return false;
+    if (bank_ != place.bank || !same_ids(node.src[2], ids_)) {
+        if (!route_all(place.bank)) return false;
+        ids_ = node.src[2];
+    }
+    if (!store_->wait(place.tensor)) return false;
+    pump();
+    // Cut behind this matmul only when another of the bank still waits for its bytes.
+    const auto& tensors = index_.banks()[place.bank].tensors;
+    return std::any_of(tensors.begin(), tensors.end(), [this](uint32_t tensor) { return store_->pending(tensor); });
+}
+
+}  // namespace moestream

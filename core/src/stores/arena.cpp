@@ -1,0 +1,333 @@
+// arena: a fixed set of physical pages, moved to wherever the next expert must appear.
+//
+// Every slab keeps one permanent address, congruent to its file offset modulo the page, so O_DIRECT lands in place
+// and llama.cpp's graph needs no change. The pages of an evicted expert are moved to the loaded one with mremap: no
+// copy, no zeroing, no fault. Pages of experts that were never loaded lie in the pool, which is also where a frame
+// without an expert is parked.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+
+#include "moestream/interpose.h"
+#include "pages.h"
+#include "shards.h"
+
+namespace moestream {
+namespace {
+
+constexpr uint32_t kReaderQueue = 4096;
+
+enum class SlabState : uint8_t { absent, reading, present };
+
+class ArenaStore : public ShardedStore {
+  public:
+    ArenaStore(const SlabIndex& index, const StoreOptions& options);
+
+    void* region(uint32_t shard) override;
+    void adopt(uint32_t shard, void* base) override;
+    void load_dense() override;
+    void set_capacities(std::span<const uint32_t> capacities) override;
+    bool streams() const override { return !geometry_.parts().empty(); }
+    bool route(uint32_t bank, std::span<const RoutedExpert> experts, uint64_t token, uint32_t tokens) override;
+    bool pending(uint32_t tensor) const override;
+    bool wait(uint32_t tensor) override;
+    void speculate(std::span<const uint32_t> experts) override;
+    bool demand_idle() const override { return demand_in_flight_ == 0; }
+    StoreCounters counters() const override;
+
+  private:
+    uint32_t slot_of(uint32_t tensor) const { return slot_[tensor]; }
+    uint32_t tag(uint32_t expert, uint32_t slot) const { return expert * kSlots + slot; }
+    const Bank& bank_of(uint32_t expert) const { return index_.banks()[index_.bank_of(expert)]; }
+    bool settle(uint32_t expert);
+    void take(const Completion& completion);
+    void reap(bool sleep);
+    bool take_frame(const Load& load);
+    bool move_slab(uint32_t expert, uint32_t slot, uint32_t victim);
+    void submit(uint32_t expert, uint32_t slot, Urgency urgency);
+    void promote(uint32_t expert);
+    void drop_speculation();
+
+    std::unique_ptr<Reader> reader_;
+    std::unique_ptr<ExpertCache> cache_;
+    std::vector<PagePool> pools_;                    // a pool a part
+    std::vector<std::vector<char*>> free_frames_;    // a part: pool addresses of frames without an expert
+    std::vector<char*> frame_;                       // an expert: pool address its first load takes pages from
+    std::vector<SlabState> state_;                   // a tag
+    std::vector<bool> demanded_;                     // a tag: the current route waits for it
+    std::vector<uint32_t> slot_;                     // a tensor: its place in its bank
+    std::vector<Load> loads_;
+    std::vector<RoutedExpert> routed_;               // the current route's experts
+    uint32_t routed_bank_ = kNone;
+    size_t demand_in_flight_ = 0;
+    bool restore_ = false;
+};
+
+ArenaStore::ArenaStore(const SlabIndex& index, const StoreOptions& options)
+    : ShardedStore(index, options), reader_(make_reader(options.reader, ReaderOptions{kReaderQueue, 0})),
+      frame_(index.experts()), state_(size_t{index.experts()} * kSlots, SlabState::absent),
+      demanded_(size_t{index.experts()} * kSlots), slot_(index.tensors().size()) {
+    if (options_.dense == "mapped") {
+        throw Error(ErrorKind::usage, "the arena keeps dense bytes in memory of its own: use dense anon or mlock");
+    }
+    for (const auto& bank : index.banks()) {
+        for (uint32_t slot = 0; slot < bank.tensors.size(); ++slot) slot_[bank.tensors[slot]] = slot;
+    }
+    open_shards(options_.direct);
+}
+
+void* ArenaStore::region(uint32_t shard) {
+    auto& region = regions_[shard];
+    if (region.base == nullptr) {
+        region.base = reserve(region.bytes, kPage);
+        register_region(region.base, region.bytes);
+    }
+    return region.base;
+}
+
+void ArenaStore::adopt(uint32_t shard, void* base) {
+    auto& region = regions_[shard];
+    region.base = reserve(region.bytes, kPage, base);
+    region.foreign = true;
+}
+
+void ArenaStore::load_dense() {
+    read_resident(*reader_);
+    if (options_.dense == "mlock") lock_resident();
+}
+
+void ArenaStore::set_capacities(std::span<const uint32_t> capacities) {
+    const auto& parts = geometry_.parts();
+    if (capacities.size() != parts.size()) throw Error(ErrorKind::usage, "one capacity a part is needed");
+    std::vector<ExpertCache::Part> cached;
+    uint64_t slabs = 0;
+    uint64_t resident_slabs = 0;
+    for (size_t p = 0; p < parts.size(); ++p) {
+        auto& part = cached.emplace_back();
+        for (const uint32_t bank : parts[p].banks) {
+            const auto& b = index_.banks()[bank];
+            for (uint32_t id = 0; id < b.count; ++id) part.experts.push_back(b.first_expert + id);
+            slabs += uint64_t{b.count} * b.tensors.size();
+        }
+        part.capacity = capacities[p];
+        resident_slabs += uint64_t{capacities[p]} * parts[p].pages.size();
+    }
+    // A slab with pages is a mapping of its own and so is the gap behind it; vacated ones keep theirs unless restored.
+    const uint64_t room = max_map_count() / 10 * 9;
+    restore_ = 2 * slabs > room;
+    if (restore_ && 2 * resident_slabs > room) {
+        throw Error(ErrorKind::refused, "this budget needs " + std::to_string(2 * resident_slabs) +
+                                            " memory mappings: raise vm.max_map_count or name a smaller budget");
+    }
+    std::vector<uint32_t> bank_of(index_.experts());
+    for (uint32_t e = 0; e < bank_of.size(); ++e) bank_of[e] = index_.bank_of(e);
+    cache_ = std::make_unique<ExpertCache>(cached, std::move(bank_of), options_.policy);
+    free_frames_.resize(parts.size());
+    uint32_t widest = 0;
+    for (size_t p = 0; p < parts.size(); ++p) {
+        const size_t frame = size_t{parts[p].frame_pages} * kPage;
+        pools_.emplace_back(frame * capacities[p]);
+        for (uint32_t f = capacities[p]; f-- > 0;) free_frames_[p].push_back(pools_[p].base() + f * frame);
+    }
+    for (const auto& bank : index_.banks()) widest = std::max(widest, bank.count);
+    loads_.reserve(widest);
+    routed_.reserve(widest);
+}
+
+void ArenaStore::take(const Completion& completion) {
+    const uint32_t expert = completion.tag / kSlots;
+    const uint32_t slot = completion.tag % kSlots;
+    if (demanded_[completion.tag]) {
+        demanded_[completion.tag] = false;
+        --demand_in_flight_;
+    }
+    if (completion.error == 0) {
+        state_[completion.tag] = SlabState::present;
+        return;
+    }
+    state_[completion.tag] = SlabState::absent;
+    const auto& tensor = index_.tensors()[bank_of(expert).tensors[slot]];
+    fail(completion.error, index_.shards()[tensor.shard].path + " at byte " +
+                               std::to_string(completion.fail_offset) + " (" + tensor.name + ", expert " +
+                               std::to_string(index_.id_of(expert)) + "): " +
+                               (completion.error == ENODATA ? "the file ends early" : std::strerror(completion.error)));
+}
+
+void ArenaStore::reap(bool sleep) {
+    std::array<Completion, 64> done;
+    const size_t count = reader_->reap(done, sleep);
+    for (size_t i = 0; i < count; ++i) take(done[i]);
+}
+
+// No page moves while a read into it is in flight.
+bool ArenaStore::settle(uint32_t expert) {
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+        while (state_[tag(expert, slot)] == SlabState::reading) reap(true);
+        state_[tag(expert, slot)] = SlabState::absent;
+    }
+    return !failure_;
+}
+
+// Decides where the pages of load.expert come from; the pages follow slab by slab in move_slab.
+bool ArenaStore::take_frame(const Load& load) {
+    if (load.victim != kNone) {
+        frame_[load.expert] = frame_[load.victim];
+        frame_[load.victim] = nullptr;
+        return settle(load.victim);
+    }
+    auto& free = free_frames_[cache_->part_of(load.expert)];
+    frame_[load.expert] = free.back();
+    free.pop_back();
+    return true;
+}
+
+bool ArenaStore::move_slab(uint32_t expert, uint32_t slot, uint32_t victim) {
+    const auto& part = geometry_.parts()[cache_->part_of(expert)];
+    const size_t bytes = part.pages[slot] * kPage;
+    if (bytes == 0) return true;
+    char* from = frame_[expert];
+    if (victim != kNone) {
+        from = slab_page(bank_of(victim).tensors[slot], index_.id_of(victim));
+    } else {
+        for (uint32_t s = 0; s < slot; ++s) from += part.pages[s] * kPage;
+    }
+    char* to = slab_page(bank_of(expert).tensors[slot], index_.id_of(expert));
+    const int error = move_pages(from, to, bytes, restore_);
+    if (error == 0) return true;
+    fail(error, std::string("moving an expert's pages: ") + std::strerror(error) +
+                    (error == ENOMEM ? " (raise vm.max_map_count)" : ""));
+    return false;
+}
+
+void ArenaStore::submit(uint32_t expert, uint32_t slot, Urgency urgency) {
+    const uint32_t tensor = bank_of(expert).tensors[slot];
+    const uint32_t t = tag(expert, slot);
+    const auto bytes = static_cast<uint32_t>(geometry_.movable_bytes(tensor));
+    if (bytes == 0) {
+        state_[t] = SlabState::present;
+        return;
+    }
+    const auto& shard = regions_[index_.tensors()[tensor].shard];
+    const uint64_t offset = geometry_.movable_offset(tensor, index_.id_of(expert));
+    state_[t] = SlabState::reading;
+    if (urgency == Urgency::demand) {
+        demanded_[t] = true;
+        ++demand_in_flight_;
+    }
+    counters_.bytes += bytes;
+    reader_->submit(Read{shard.fd, t, offset, shard.base + offset, bytes}, urgency);
+}
+
+// A routed expert that is resident may still be on its way (read early) or have lost a slab that was never started.
+void ArenaStore::promote(uint32_t expert) {
+    for (uint32_t slot = 0; slot < bank_of(expert).tensors.size(); ++slot) {
+        const uint32_t t = tag(expert, slot);
+        if (state_[t] == SlabState::absent) {
+            submit(expert, slot, Urgency::demand);
+        } else if (state_[t] == SlabState::reading && !demanded_[t]) {
+            demanded_[t] = true;
+            ++demand_in_flight_;
+            reader_->promote(t);
+        }
+    }
+}
+
+bool ArenaStore::route(uint32_t bank, std::span<const RoutedExpert> experts, uint64_t token, uint32_t tokens) {
+    const uint64_t start = now_ns();
+    reap(false);
+    loads_.clear();
+    routed_.clear();
+    routed_bank_ = bank;
+    if (geometry_.part_of_bank(bank) == kNone) return true;
+    routed_.assign(experts.begin(), experts.end());
+    if (!cache_->route(experts, token, tokens, loads_)) {
+        fail(0, "layer " + std::to_string(index_.banks()[bank].layer) + " needs " + std::to_string(experts.size()) +
+                    " experts at once and the budget holds " +
+                    std::to_string(cache_->parts()[geometry_.part_of_bank(bank)].capacity) +
+                    ": use a smaller n_batch or name more memory");
+        return false;
+    }
+    for (const Load& load : loads_) {
+        if (!take_frame(load)) return false;
+    }
+    const uint32_t slots = static_cast<uint32_t>(index_.banks()[bank].tensors.size());
+    for (uint32_t slot = 0; slot < slots; ++slot) {
+        for (const Load& load : loads_) {
+            if (!move_slab(load.expert, slot, load.victim)) return false;
+            submit(load.expert, slot, Urgency::demand);
+        }
+    }
+    for (const auto& routed : routed_) promote(routed.expert);
+    cache_->release_speculative(bank);
+    drop_speculation();
+    counters_.memory_ns += now_ns() - start;
+    return !failure_;
+}
+
+bool ArenaStore::pending(uint32_t tensor) const {
+    if (index_.tensors()[tensor].bank != routed_bank_) return false;
+    for (const auto& routed : routed_) {
+        if (state_[tag(routed.expert, slot_of(tensor))] == SlabState::reading) return true;
+    }
+    return false;
+}
+
+bool ArenaStore::wait(uint32_t tensor) {
+    if (index_.tensors()[tensor].bank != routed_bank_) return false;
+    reap(false);
+    const uint32_t slot = slot_of(tensor);
+    for (const auto& routed : routed_) {
+        const uint32_t t = tag(routed.expert, slot);
+        if (state_[t] != SlabState::reading) continue;
+        const uint64_t start = now_ns();
+        while (state_[t] == SlabState::reading) reap(true);
+        counters_.stall_ns += now_ns() - start;
+    }
+    return !failure_;
+}
+
+void ArenaStore::drop_speculation() {
+    reader_->drop_speculative([this](const Read& read) {
+        state_[read.tag] = SlabState::absent;
+        counters_.bytes -= read.bytes;
+    });
+}
+
+void ArenaStore::speculate(std::span<const uint32_t> experts) {
+    if (experts.empty() || failure_) return;
+    const uint64_t start = now_ns();
+    for (const uint32_t expert : experts) {
+        Load load;
+        if (!cache_->cached(expert) || !cache_->speculate(expert, load)) continue;
+        if (!take_frame(load)) break;
+        for (uint32_t slot = 0; slot < bank_of(expert).tensors.size(); ++slot) {
+            if (!move_slab(expert, slot, load.victim)) return;
+            submit(expert, slot, Urgency::speculative);
+        }
+    }
+    counters_.memory_ns += now_ns() - start;
+}
+
+StoreCounters ArenaStore::counters() const {
+    StoreCounters result = counters_;
+    if (cache_ == nullptr) return result;
+    const auto& cache = cache_->counters();
+    result.hits = cache.hits;
+    result.misses = cache.misses;
+    result.speculative_issued = cache.speculative_issued;
+    result.speculative_used = cache.speculative_used;
+    uint64_t frame = 0;
+    for (const auto& part : geometry_.parts()) frame = std::max<uint64_t>(frame, part.frame_pages * kPage);
+    result.speculative_wasted_bytes = cache.speculative_wasted * frame;
+    return result;
+}
+
+const StoreRegistration registration(
+    "arena", "a fixed set of pages, moved by mremap to wherever the next expert must appear",
+    [](const SlabIndex& index, const StoreOptions& options) -> std::unique_ptr<Store> {
+        return std::make_unique<ArenaStore>(index, options);
+    });
+
+}  // namespace
+}  // namespace moestream

@@ -1,0 +1,122 @@
+#include "pages.h"
+
+#include <sys/mman.h>
+#include <time.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "moestream/error.h"
+#include "moestream/slab_index.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
+namespace moestream {
+namespace {
+
+constexpr size_t kHuge = size_t{2} << 20;
+constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+void set_advice(void* base, size_t bytes) {
+    // Advice, not needed for correctness: a kernel built without one of these has nothing to switch off.
+    madvise(base, bytes, MADV_NOHUGEPAGE);
+    madvise(base, bytes, MADV_DONTFORK);
+    madvise(base, bytes, MADV_DONTDUMP);
+}
+
+std::atomic<bool> g_dont_unmap{true};
+
+}  // namespace
+
+char* reserve(size_t bytes, size_t alignment, void* fixed) {
+    const size_t slack = fixed != nullptr || alignment <= kPage ? 0 : alignment;
+    void* found = mmap(fixed, bytes + slack, PROT_READ | PROT_WRITE, kAnonymous | (fixed != nullptr ? MAP_FIXED : 0),
+                       -1, 0);
+    if (found == MAP_FAILED) {
+        throw Error(ErrorKind::refused, "no address space for " + std::to_string(bytes) + " bytes (" +
+                                            std::strerror(errno) + "): raise `ulimit -v` or vm.max_map_count");
+    }
+    char* base = static_cast<char*>(found);
+    if (slack > 0) {
+        char* aligned = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(base) + slack - 1) / slack * slack);
+        if (aligned > base) munmap(base, static_cast<size_t>(aligned - base));
+        const size_t tail = static_cast<size_t>(base + slack - aligned);
+        const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
+        if (tail > 0) munmap(aligned + rounded, tail);
+        base = aligned;
+    }
+    set_advice(base, bytes);
+    return base;
+}
+
+void release(void* base, size_t bytes) {
+    if (base != nullptr) munmap(base, bytes);
+}
+
+PagePool::PagePool(size_t bytes) : bytes_((bytes + kHuge - 1) / kHuge * kHuge) {
+    base_ = reserve(bytes_, kHuge);
+    madvise(base_, bytes_, MADV_HUGEPAGE);
+    if (madvise(base_, bytes_, MADV_POPULATE_WRITE) != 0) {
+        const int error = errno;
+        if (error != EINVAL) {
+            release(base_, bytes_);
+            throw Error(ErrorKind::refused, "no memory for an expert budget of " + std::to_string(bytes) +
+                                                " bytes (" + std::strerror(error) + "): name a smaller one");
+        }
+        for (size_t at = 0; at < bytes_; at += kPage) base_[at] = 0;  // kernels before 5.14
+    }
+    // Huge pages already there stay; without the advice the ranges that vacate pages look like every other region.
+    madvise(base_, bytes_, MADV_NOHUGEPAGE);
+}
+
+PagePool::~PagePool() { release(base_, bytes_); }
+
+PagePool::PagePool(PagePool&& other) noexcept
+    : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+PagePool& PagePool::operator=(PagePool&& other) noexcept {
+    std::swap(base_, other.base_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+}
+
+int move_pages(char* from, char* to, size_t bytes, bool restore) {
+    if (g_dont_unmap.load(std::memory_order_relaxed)) {
+        if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED) {
+            if (!restore) return 0;
+            if (mmap(from, bytes, PROT_READ | PROT_WRITE, kAnonymous | MAP_FIXED, -1, 0) == MAP_FAILED) return errno;
+            set_advice(from, bytes);
+            return 0;
+        }
+        if (errno != EINVAL) return errno;
+    }
+    // Kernels before 5.7: the range is unmapped by the move and mapped again.
+    if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) return errno;
+    g_dont_unmap = false;
+    if (mmap(from, bytes, PROT_READ | PROT_WRITE, kAnonymous | MAP_FIXED, -1, 0) == MAP_FAILED) return errno;
+    set_advice(from, bytes);
+    return 0;
+}
+
+uint64_t max_map_count() {
+    std::ifstream file("/proc/sys/vm/max_map_count");
+    uint64_t value = 0;
+    return file >> value ? value : 65530;
+}
+
+uint64_t now_ns() {
+    timespec time{};
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1000000000u + static_cast<uint64_t>(time.tv_nsec);
+}
+
+}  // namespace moestream

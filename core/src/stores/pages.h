@@ -1,0 +1,37 @@
+// Address space and physical pages: the few system calls the stores are made of.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace moestream {
+
+// Address space without memory behind it: anonymous, NORESERVE, kept out of forks, core dumps and huge pages.
+// `fixed` non-null: laid over exactly that place. Throws Error(refused).
+char* reserve(size_t bytes, size_t alignment, void* fixed = nullptr);
+void release(void* base, size_t bytes);
+
+// The movable pages of the budget. Taken at start as 2 MiB pages where the kernel has them, so that a frame is
+// physically contiguous and a read needs few segments; moving its pages later keeps them so.
+class PagePool {
+  public:
+    PagePool() = default;
+    explicit PagePool(size_t bytes);  // populated; throws Error(refused) when the memory is not there
+    ~PagePool();
+    PagePool(PagePool&& other) noexcept;
+    PagePool& operator=(PagePool&& other) noexcept;
+    char* base() const { return base_; }
+    size_t bytes() const { return bytes_; }
+
+  private:
+    char* base_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+// Moves the pages at `from` to `to`; `from` stays reserved and empty. 0 or errno. `restore`: also give the vacated
+// range back its plain mapping, so that it merges with its neighbours and the number of mappings stays bounded.
+int move_pages(char* from, char* to, size_t bytes, bool restore);
+
+uint64_t max_map_count();
+uint64_t now_ns();
+
+}  // namespace moestream

@@ -1,0 +1,155 @@
+#include "shards.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "moestream/interpose.h"
+#include "pages.h"
+
+namespace moestream {
+namespace {
+
+constexpr uint64_t kLoadRequest = uint64_t{1} << 20;
+constexpr size_t kLoadQueued = 256;
+
+// O_DIRECT can be accepted at open and refused at read: one aligned page tells.
+bool reads_directly(int fd, uint64_t file_bytes) {
+    if (file_bytes < kPage) return false;
+    void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return false;
+    const bool read = pread(fd, page, kPage, 0) == static_cast<ssize_t>(kPage);
+    munmap(page, kPage);
+    return read;
+}
+
+}  // namespace
+
+ShardedStore::ShardedStore(const SlabIndex& index, StoreOptions options)
+    : Store(index), geometry_(index), options_(std::move(options)), regions_(index.shards().size()) {
+    for (uint32_t s = 0; s < regions_.size(); ++s) regions_[s].bytes = index.shards()[s].bytes;
+}
+
+ShardedStore::~ShardedStore() {
+    for (auto& region : regions_) {
+        if (region.base != nullptr && !region.foreign) {
+            forget_region(region.base);
+            release(region.base, region.bytes);
+        }
+        if (region.fd >= 0 && region.fd != region.buffered_fd) close(region.fd);
+        if (region.buffered_fd >= 0) close(region.buffered_fd);
+    }
+}
+
+void ShardedStore::open_shards(bool direct) {
+    for (uint32_t s = 0; s < regions_.size(); ++s) {
+        const auto& path = index_.shards()[s].path;
+        auto& region = regions_[s];
+        region.buffered_fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        if (region.buffered_fd < 0) throw Error(ErrorKind::refused, path + ": " + std::strerror(errno));
+        region.fd = region.buffered_fd;
+        if (!direct) continue;
+        const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+        if (fd >= 0 && reads_directly(fd, region.bytes)) {
+            region.fd = fd;
+            continue;
+        }
+        if (fd >= 0) close(fd);
+        options_.fallback("O_DIRECT is refused on " + path + ": buffered reads, dropped from the page cache after use");
+    }
+}
+
+Store::Place ShardedStore::place(const void* address) const {
+    const auto* byte = static_cast<const char*>(address);
+    for (uint32_t s = 0; s < regions_.size(); ++s) {
+        const auto& region = regions_[s];
+        if (region.base == nullptr || byte < region.base || byte >= region.base + region.bytes) continue;
+        const uint32_t tensor = index_.tensor_at(s, static_cast<uint64_t>(byte - region.base));
+        if (tensor == kNone) return {};
+        return {tensor, index_.tensors()[tensor].bank};
+    }
+    return {};
+}
+
+void ShardedStore::fail(int error, std::string what) {
+    if (!failure_) failure_ = Failure{error, std::move(what)};
+}
+
+void ShardedStore::read_tail(uint32_t shard, uint64_t begin, uint64_t end) {
+    auto& region = regions_[shard];
+    for (uint64_t at = begin; at < end;) {
+        const ssize_t got = pread(region.buffered_fd, region.base + at, end - at, static_cast<off_t>(at));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            throw Error(ErrorKind::io, index_.shards()[shard].path + " at byte " + std::to_string(at) + ": " +
+                                           (got == 0 ? "the file ends early" : std::strerror(errno)));
+        }
+        at += static_cast<uint64_t>(got);
+    }
+}
+
+void ShardedStore::read_range(Reader& reader, uint32_t shard, Geometry::Range range) {
+    auto& region = regions_[shard];
+    const uint64_t whole = region.bytes / kPage * kPage;
+    for (uint64_t at = range.begin; at < std::min(range.end, whole); at += kLoadRequest) {
+        const auto bytes = static_cast<uint32_t>(std::min({kLoadRequest, range.end - at, whole - at}));
+        reader.submit(Read{region.fd, next_tag_++, at, region.base + at, bytes}, Urgency::demand);
+        drain(reader, kLoadQueued);
+    }
+    if (range.end > whole) read_tail(shard, std::max(range.begin, whole), range.end);
+    counters_.dense_bytes += range.end - range.begin;
+    if (options_.progress) options_.progress(counters_.dense_bytes, load_total_);
+}
+
+void ShardedStore::drain(Reader& reader, size_t down_to) {
+    std::array<Completion, 64> done;
+    while (reader.in_flight() > down_to) {
+        const size_t count = reader.reap(done, true);
+        for (size_t i = 0; i < count; ++i) {
+            if (done[i].error == 0) continue;
+            throw Error(ErrorKind::io, "reading the model at byte " + std::to_string(done[i].fail_offset) + ": " +
+                                           std::strerror(done[i].error));
+        }
+    }
+}
+
+void ShardedStore::read_resident(Reader& reader) {
+    if (load_total_ == 0) {
+        for (uint32_t s = 0; s < regions_.size(); ++s) {
+            for (const auto& range : geometry_.resident(s)) load_total_ += range.end - range.begin;
+        }
+    }
+    for (uint32_t s = 0; s < regions_.size(); ++s) {
+        auto& region = regions_[s];
+        if (region.base == nullptr || region.loaded) continue;
+        for (const auto& range : geometry_.resident(s)) read_range(reader, s, range);
+        drain(reader, 0);
+        region.loaded = true;
+        if (region.fd == region.buffered_fd) posix_fadvise(region.fd, 0, 0, POSIX_FADV_DONTNEED);
+    }
+}
+
+void ShardedStore::lock_resident() {
+    uint64_t refused = 0;
+    int error = 0;
+    for (uint32_t s = 0; s < regions_.size(); ++s) {
+        if (regions_[s].base == nullptr || regions_[s].locked) continue;
+        regions_[s].locked = true;
+        for (const auto& range : geometry_.resident(s)) {
+            if (mlock(regions_[s].base + range.begin, range.end - range.begin) == 0) continue;
+            error = errno;
+            refused += range.end - range.begin;
+        }
+    }
+    if (refused == 0) return;
+    options_.fallback("mlock of " + std::to_string(refused) + " dense bytes is refused (" + std::strerror(error) +
+                      "): raise `ulimit -l` (systemd: LimitMEMLOCK=, docker: --ulimit memlock=)");
+}
+
+}  // namespace moestream

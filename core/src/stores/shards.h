@@ -1,0 +1,60 @@
+// What all stores share: the shards' descriptors, their regions, and finding a tensor by its address.
+#pragma once
+#include <sys/types.h>
+
+#include <optional>
+#include <vector>
+
+#include "moestream/geometry.h"
+#include "moestream/store.h"
+
+namespace moestream {
+
+class ShardedStore : public Store {
+  public:
+    ShardedStore(const SlabIndex& index, StoreOptions options);
+    ~ShardedStore() override;
+    ShardedStore(const ShardedStore&) = delete;
+    ShardedStore& operator=(const ShardedStore&) = delete;
+
+    Place place(const void* address) const override;
+    const std::optional<Failure>& failure() const override { return failure_; }
+    void clear_failure() override { failure_.reset(); }
+
+  protected:
+    struct Region {
+        char* base = nullptr;
+        uint64_t bytes = 0;   // of the file
+        int fd = -1;          // as the mechanism reads slabs: O_DIRECT or buffered
+        int buffered_fd = -1;
+        bool foreign = false;  // llama.cpp's own mapping, which it unmaps itself
+        bool loaded = false;
+        bool locked = false;
+    };
+    char* slab_page(uint32_t tensor, uint32_t id) const {
+        return regions_[index_.tensors()[tensor].shard].base + geometry_.movable_offset(tensor, id);
+    }
+    // Reads [begin, end) of a shard into its region: whole pages by `reader`, the file's last partial page buffered.
+    // Called for many ranges; `drain` finishes them. Throws Error(io).
+    void read_range(Reader& reader, uint32_t shard, Geometry::Range range);
+    void drain(Reader& reader, size_t down_to);
+    // Everything that is not movable, of the shards mapped since the last call, into memory that is already reserved.
+    void read_resident(Reader& reader);
+    // mlock of the resident ranges; a refusal is a named fallback.
+    void lock_resident();
+    void fail(int error, std::string what);
+    void open_shards(bool direct);
+
+    Geometry geometry_;
+    StoreOptions options_;
+    std::vector<Region> regions_;
+    StoreCounters counters_;
+    std::optional<Failure> failure_;
+
+  private:
+    void read_tail(uint32_t shard, uint64_t begin, uint64_t end);
+    uint32_t next_tag_ = 0;
+    uint64_t load_total_ = 0;
+};
+
+}  // namespace moestream
