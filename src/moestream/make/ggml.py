@@ -1,0 +1,36 @@
+"""ggml's own functions, bound once: names of tensors, and its quantizer.
+
+The library is the one llama-cpp-python carries and has loaded; nothing is built or copied here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_get_name": (ctypes.c_char_p, [ctypes.c_void_p]),
+    "ggml_get_data": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_nelements": (ctypes.c_int64, [ctypes.c_void_p]),
+    "ggml_nrows": (ctypes.c_int64, [ctypes.c_void_p]),
+    "ggml_quantize_init": (None, [ctypes.c_int]),
+    "ggml_quantize_requires_imatrix": (ctypes.c_bool, [ctypes.c_int]),
+    "ggml_quantize_chunk": (
+        ctypes.c_size_t,
+        [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p],
+    ),
+}  # fmt: skip
+
+
+@cache
+def ggml_base() -> ctypes.CDLL:
+    """The ggml library of this process with the functions above typed."""
+    import llama_cpp._ggml
+
+    # dlsym on libggml also searches the libggml-base it depends on, where these functions live.
+    library: ctypes.CDLL = llama_cpp._ggml.libggml
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
