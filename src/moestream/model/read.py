@@ -108,7 +108,7 @@ def _refuse_joined(path: Path, size: int, end: int, header: Header) -> None:
             if offset < size and file.read(4) == b"GGUF":
                 raise ModelError(
                     f"{path}: holds a second GGUF at byte {offset}: shards joined with cat; keep them as "
-                    "separate files named NAME-00001-of-0000N.gguf, or merge them with llama-gguf-split --merge"
+                    "separate files NAME-00001-of-0000N.gguf, or merge them with llama-gguf-split --merge"
                 )
 
 

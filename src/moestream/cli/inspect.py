@@ -1,0 +1,157 @@
+"""``moestream inspect MODEL``: where a model's bytes are, and what one token asks of its experts."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import Annotated, Any
+
+import typer
+
+from moestream.model import Bank, Model, locate, read_model
+from moestream.units import format_bytes
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help="A GGUF file, any shard of a split model, or demo.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Show a model's expert table: what streams, what stays, and the bytes one token asks for."""
+    description = describe(read_model(locate(model)))
+    if json:
+        print(json_module.dumps(description, indent=2))
+    else:
+        _print_tables(description)
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """The model as plain JSON values; sizes in bytes. ``banks`` has one entry for each run of equal
+    layers."""
+    return {
+        "paths": [str(path) for path in model.paths],
+        "name": model.name,
+        "arch": model.arch,
+        "identity": model.identity,
+        "bytes": model.bytes,
+        "dense_bytes": model.dense_bytes,
+        "expert_bytes": model.expert_bytes,
+        "layers": model.n_layers,
+        "mtp_layers": model.n_mtp_layers,
+        "moe_layers": len({bank.layer for bank in model.banks}),
+        "experts": model.n_experts,
+        "experts_used": model.n_experts_used,
+        "demand_bytes_per_token": model.demand_bytes_per_token,
+        "n_ctx_train": model.n_ctx_train,
+        "n_embd": model.n_embd,
+        "n_vocab": model.n_vocab,
+        "tensors": len(model.tensors),
+        "banks": _group_banks(model.banks),
+        "shards": [
+            {
+                "path": str(shard.path),
+                "bytes": shard.bytes,
+                "data_offset": shard.data_offset,
+                "tensors": sum(tensor.shard == index for tensor in model.tensors),
+            }
+            for index, shard in enumerate(model.shards)
+        ],
+    }
+
+
+def _group_banks(banks: tuple[Bank, ...]) -> list[dict[str, Any]]:
+    """Banks that differ only in their layer, as one entry with the list of layers; in order of the first
+    layer."""
+    groups: dict[tuple[object, ...], dict[str, Any]] = {}
+    for bank in banks:
+        tensors = [
+            {"role": t.role, "type": t.type_name, "slab_bytes": t.slab_bytes, "count": t.count}
+            for t in bank.tensors
+        ]
+        key = (bank.kind, bank.count, bank.used, *(tuple(tensor.values()) for tensor in tensors))
+        entry = groups.setdefault(
+            key,
+            {"kind": bank.kind, "layers": [], "count": bank.count, "used": bank.used, "tensors": tensors},
+        )
+        entry["layers"].append(bank.layer)
+    return list(groups.values())
+
+
+def format_layers(layers: list[int]) -> str:
+    """Ascending layer numbers as people write them: ``0-3, 5, 7-9``."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _print_tables(description: dict[str, Any]) -> None:
+    # Rich takes longer to import than a header takes to read; --json does not need it.
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for label, value in _facts(description):
+        facts.add_row(label, value)
+    console.print(facts)
+    if description["banks"]:
+        experts = Table("layers", "role", "type", title="Experts", title_justify="left")
+        for column in ("slab", "slab bytes", "experts", "used"):
+            experts.add_column(column, justify="right")
+        for bank in description["banks"]:
+            for number, tensor in enumerate(bank["tensors"]):
+                experts.add_row(
+                    "" if number else format_layers(bank["layers"]),
+                    tensor["role"],
+                    tensor["type"],
+                    format_bytes(tensor["slab_bytes"]),
+                    str(tensor["slab_bytes"]),
+                    str(tensor["count"]),
+                    str(bank["used"]),
+                )
+            experts.add_section()
+        console.print(experts)
+    if len(description["shards"]) > 1:
+        shards = Table("shard", title="Shards", title_justify="left")
+        for column in ("size", "tensors"):
+            shards.add_column(column, justify="right")
+        for shard in description["shards"]:
+            shards.add_row(shard["path"], format_bytes(shard["bytes"]), str(shard["tensors"]))
+        console.print(shards)
+
+
+def _facts(description: dict[str, Any]) -> list[tuple[str, str]]:
+    """The lines above the tables. What a token asks for stands beside what it would take to hold
+    everything."""
+    size = description["bytes"]
+
+    def share(count: int) -> str:
+        return f"{format_bytes(count)} ({count / size:.1%})"
+
+    facts = [
+        ("model", description["name"]),
+        ("path", description["paths"][0]),
+        ("architecture", description["arch"]),
+        ("identity", description["identity"]),
+        ("size", f"{format_bytes(size)} ({size} bytes), {description['tensors']} tensors"),
+        ("dense", share(description["dense_bytes"])),
+        ("layers", str(description["layers"])),
+        ("trained context", f"{description['n_ctx_train']} tokens"),
+    ]
+    if not description["banks"]:
+        return [*facts, ("experts", "none: a dense model, nothing to stream")]
+    used, experts = description["experts_used"], description["experts"]
+    facts.insert(6, ("expert", share(description["expert_bytes"])))
+    facts += [
+        ("experts", f"{experts} a layer, {used} used, in {description['moe_layers']} layers"),
+        ("demand a token", share(description["demand_bytes_per_token"])),
+    ]
+    if description["mtp_layers"]:
+        facts.append(
+            ("prediction heads", f"the last {description['mtp_layers']} layers; decoding does not run them")
+        )
+    return facts

@@ -1,0 +1,172 @@
+"""Tiny GGUF files for tests, written with the ``gguf`` package: whole, split, cut short, and subtly wrong.
+
+The weights are random but valid, never holes, so reading them is real input. The files have what a model
+*reader* looks at; they lack what llama.cpp needs to run them (``make-model`` writes those).
+"""
+
+from __future__ import annotations
+
+import glob
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Q
+
+# What a test may say of a tensor: (name, shape with ne0 first, type).
+TensorSpec = tuple[str, tuple[int, ...], Q]
+
+
+def expert_tensors(
+    layer: int,
+    roles: Iterable[str] = ("gate", "up", "down"),
+    *,
+    n_embd: int = 64,
+    n_ff: int = 96,
+    n_experts: int = 8,
+    quant: Q = Q.Q8_0,
+    suffix: str = "exps",
+) -> list[TensorSpec]:
+    """The expert tensors of one layer. Roles: gate_up, gate, up, down; suffix ``exps`` or ``chexps``."""
+    shapes = {
+        "gate_up": (n_embd, 2 * n_ff),
+        "gate": (n_embd, n_ff),
+        "up": (n_embd, n_ff),
+        "down": (n_ff, n_embd),
+    }
+    return [(f"blk.{layer}.ffn_{role}_{suffix}.weight", (*shapes[role], n_experts), quant) for role in roles]
+
+
+def dense_tensors(n_layers: int, n_embd: int = 64, n_vocab: int = 300) -> list[TensorSpec]:
+    """A few tensors that are not experts, router included."""
+    tensors: list[TensorSpec] = [
+        ("token_embd.weight", (n_embd, n_vocab), Q.Q8_0),
+        ("output_norm.weight", (n_embd,), Q.F32),
+    ]
+    for layer in range(n_layers):
+        tensors += [
+            (f"blk.{layer}.attn_q.weight", (n_embd, n_embd), Q.Q4_0),
+            (f"blk.{layer}.ffn_gate_inp.weight", (n_embd, 8), Q.F32),
+        ]
+    return tensors
+
+
+def moe_tensors(n_layers: int = 2, **experts: Any) -> list[TensorSpec]:
+    """A whole small mixture of experts; ``experts`` as for expert_tensors."""
+    per_layer = [tensor for layer in range(n_layers) for tensor in expert_tensors(layer, **experts)]
+    return dense_tensors(n_layers, experts.get("n_embd", 64)) + per_layer
+
+
+def write_gguf(
+    path: Path,
+    tensors: list[TensorSpec] | None = None,
+    *,
+    arch: str = "olmoe",
+    keys: dict[str, Any] | None = None,
+    n_tokens: int = 300,
+    seed: int = 1,
+    **writer: Any,
+) -> Path:
+    """Writes a model and returns the path to read: ``path``, or its first shard when ``writer`` splits it.
+
+    ``keys`` are set after the usual ones, with ``%s`` for the architecture; None removes a key. ``writer``
+    goes to gguf.GGUFWriter: split_max_tensors, small_first_shard, endianess.
+    """
+    tensors = moe_tensors() if tensors is None else tensors
+    metadata: dict[str, Any] = {
+        "general.name": "Tiny",
+        "%s.block_count": 2,
+        "%s.context_length": 4096,
+        "%s.embedding_length": 64,
+        "%s.expert_count": 8,
+        "%s.expert_used_count": 2,
+        **(keys or {}),
+    }
+    out = gguf.GGUFWriter(path, arch, **writer)
+    for key, value in metadata.items():
+        if value is not None:
+            _add_key(out, key.replace("%s", arch), value)
+    if n_tokens:
+        out.add_token_list([f"token {number}" for number in range(n_tokens)])
+        out.add_token_scores([0.0] * n_tokens)
+    rng = np.random.default_rng(seed)
+    for name, shape, kind in tensors:
+        values = rng.standard_normal(shape[::-1], dtype=np.float32)
+        data = values if kind == Q.F32 else gguf.quants.quantize(values, kind)
+        out.add_tensor(name, data, raw_dtype=kind)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return path if path.exists() else _shards(path)[0]
+
+
+def _shards(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f"{glob.escape(path.stem)}-*-of-*.gguf"))
+
+
+def _add_key(out: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        out.add_bool(key, value)
+    elif isinstance(value, int):
+        out.add_uint32(key, value)
+    elif isinstance(value, float):
+        out.add_float32(key, value)
+    elif isinstance(value, str):
+        out.add_string(key, value)
+    else:
+        out.add_array(key, value)
+
+
+def split_gguf(path: Path, tensors_a_shard: int = 4, **options: Any) -> list[Path]:
+    """Writes a split model named after ``path`` and returns its shards in order."""
+    write_gguf(path, split_max_tensors=tensors_a_shard, **options)
+    return _shards(path)
+
+
+def cut(path: Path, size: int) -> Path:
+    """Shortens a file to ``size`` bytes, or by ``-size`` when negative."""
+    with path.open("r+b") as file:
+        file.truncate(size if size >= 0 else path.stat().st_size + size)
+    return path
+
+
+def patch(path: Path, change: Callable[[bytearray], None]) -> Path:
+    """Rewrites a file through ``change``."""
+    data = bytearray(path.read_bytes())
+    change(data)
+    path.write_bytes(data)
+    return path
+
+
+def rename_bytes(old: bytes, new: bytes) -> Callable[[bytearray], None]:
+    """A change for ``patch``: every ``old`` becomes ``new``, which has the same length."""
+    assert len(old) == len(new)
+
+    def change(data: bytearray) -> None:
+        assert old in data
+        data[:] = data.replace(old, new)
+
+    return change
+
+
+def set_tensor_type(name: str, type_id: int) -> Callable[[bytearray], None]:
+    """A change for ``patch``: the type id of one 3-dimensional tensor in the tensor table."""
+
+    def change(data: bytearray) -> None:
+        needle = struct.pack("<Q", len(name)) + name.encode()
+        at = data.index(needle) + len(needle)
+        (dimensions,) = struct.unpack_from("<I", data, at)
+        struct.pack_into("<i", data, at + 4 + 8 * dimensions, type_id)
+
+    return change
+
+
+def tensor_table_offset(path: Path) -> int:
+    """Where the tensor table starts: the length field of the first tensor's name."""
+    data = path.read_bytes()
+    name = b"token_embd.weight"
+    return data.index(struct.pack("<Q", len(name)) + name)
