@@ -15,7 +15,7 @@ def locate(model: str) -> Path:
     at."""
     if model != DEMO:
         return Path(model).expanduser()
-    # Making models needs numpy and more; reading one does not.
+    # Only this word needs to know where models are made; reading one does not.
     from moestream.make import demo_path
 
     path = Path(demo_path())
