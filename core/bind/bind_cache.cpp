@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind.h"
 #include "moestream/cache.h"
 
 namespace nb = nanobind;
@@ -104,6 +105,9 @@ void make_cache(ExpertCache* self, const std::vector<PartSpec>& parts, std::vect
 }
 
 }  // namespace
+}  // namespace moestream
+
+using namespace moestream;
 
 void bind_cache(nb::module_& m) {
     nb::class_<ExpertCache>(m, "ExpertCache", "Which experts are in memory and who leaves: decisions, no bytes.")
@@ -122,5 +126,3 @@ void bind_cache(nb::module_& m) {
         .def("counters", &counters, "Hits, misses, evictions and speculative loads since construction.");
     m.def("policy_members", &policy_members, "The policies by name, each with its one-line help.");
 }
-
-}  // namespace moestream

@@ -102,10 +102,10 @@ class LruLayer(Lru):
 
 
 class LfuDecay(Policy):
-    """The smallest decayed frequency leaves: a use counts 1, half as much `half_life` tokens later, and so on.
+    """The smallest decayed frequency leaves: a use counts 1, half of that after `half_life` tokens.
 
-    The frequency f is known at the expert's last use, at token t. All decay at one rate, so f moved to token 0,
-    log2(f) + t / half_life, orders the experts at all times. Absent experts keep their history.
+    The frequency f is known at the expert's last use, at token t. All decay at one rate, so f moved to
+    token 0, log2(f) + t / half_life, orders the experts at all times. Absent experts keep their history.
     """
 
     def __init__(self, capacity: int, bank_of: list[int], half_life: float = 16.0) -> None:

@@ -112,8 +112,8 @@ def test_core_equals_reference_on_routes_with_locality(policy: str, seed: int, k
             both("speculate", (bank + 1) % banks * experts + guess.randrange(experts))
 
 
-# Two banks of six, one token a step, two experts a bank. The first half has a hot pair (0, 1) in both banks with
-# a stream of others passing through; in the second half the hot pair is (4, 5).
+# Two banks of six, one token a step, two experts a bank. The first half has a hot pair (0, 1) in both banks
+# with a stream of others passing through; in the second half the hot pair is (4, 5).
 BANK_0 = "01 02 13 01 04 15 01 23 01 10 02 01 45 43 45 52 45 41 45 40 54 35 45 45"
 BANK_1 = "10 01 31 01 41 01 20 01 51 01 03 10 54 45 50 45 14 45 42 45 54 53 45 54"
 
@@ -152,7 +152,7 @@ def test_pinned_hits(make: Any, policy: str) -> None:
 @pytest.mark.parametrize("make", [_core.ExpertCache, ReferenceCache])
 @pytest.mark.parametrize("clock", [0, 10**7, 10**12])
 def test_lfu_decay_does_not_drift(make: Any, clock: int) -> None:
-    """Eight uses in a row outlive one later use until they have decayed below it, whatever the clock reads."""
+    """Eight uses in a row outlive one later use until they have decayed below it, at any clock."""
     survived = []
     for idle in range(30, 60):
         cache = make([([0, 1, 2], 2)], [0, 0, 0], "lfu-decay:16")
@@ -190,7 +190,7 @@ def test_constructor_names_what_is_wrong() -> None:
         ([([0, 1], 1), ([1], 1)], "lru", "in another part"),
         ([([0], 1), ([1], 1)], "lru", "bank 0 is in two parts"),
     ]:
-        with pytest.raises(Exception, match=text):
+        with pytest.raises(_core.CoreError, match=text):
             _core.ExpertCache(parts, [0, 0, 1], policy)
 
 
@@ -203,7 +203,7 @@ def test_route_is_checked() -> None:
         ([(0, 0)], 1, "at least 1"),
         ([(0, 1)], 0, "at least 1"),
     ]:
-        with pytest.raises(Exception, match=text):
+        with pytest.raises(_core.CoreError, match=text):
             cache.route(route, 0, tokens)
     assert set(cache.counters().values()) == {0}
 

@@ -1,0 +1,126 @@
+// Policies by themselves: what the step-by-step comparison with the Python specification does not show, such as
+// the verbs in unusual orders, the error texts' kinds, and that nothing is allocated after construction.
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <random>
+#include <set>
+
+#include "check.h"
+#include "moestream/policy.h"
+
+using namespace moestream;
+
+static size_t allocations = 0;
+void* operator new(size_t bytes) {
+    ++allocations;
+    if (void* p = std::malloc(bytes)) return p;
+    throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+static const char* const kPolicies[] = {"none", "lru", "lru-layer", "lfu-decay", "lfu-decay:4"};
+
+static PolicyShape shape(uint32_t experts, uint32_t capacity, uint32_t banks) {
+    PolicyShape out{experts, capacity, {}, banks};
+    for (uint32_t e = 0; e < experts; ++e) out.bank_of.push_back(e * banks / experts);
+    return out;
+}
+
+static void test_names() {
+    for (const char* name : kPolicies) CHECK(make_policy(name, shape(8, 4, 2)) != nullptr);
+    for (const char* bad : {"", "lur", "lru:1", "none:x", "lru-layer:2", "lfu-decay:", "lfu-decay:x", "lfu-decay:0.5",
+                            "lfu-decay:nan", "lfu-decay:inf", "lfu-decay:-3", "lfu-decay:16 "})
+        CHECK_THROWS(usage, make_policy(bad, shape(8, 4, 2)));
+    CHECK_THROWS(usage, make_policy("lru", shape(8, 0, 2)));
+    CHECK_THROWS(usage, make_policy("lru", shape(8, 9, 2)));
+    CHECK_THROWS(usage, make_policy("lru", PolicyShape{2, 1, {0, 1}, 1}));
+    CHECK_THROWS(usage, make_policy("lru", PolicyShape{2, 1, {0}, 1}));
+}
+
+// Pins, admissions and departures in any order: a victim is resident and unpinned whenever there is such an expert.
+static void test_victims_are_candidates(const char* name) {
+    constexpr uint32_t kExperts = 24;
+    const auto policy = make_policy(name, shape(kExperts, 12, 4));
+    std::mt19937 rng(7);
+    std::set<uint32_t> resident, pinned;
+    const size_t before = allocations;
+    size_t own = 0;  // allocations of the test's own sets
+    for (uint64_t step = 0; step < 20000; ++step) {
+        const uint32_t e = rng() % kExperts;
+        const size_t at = allocations;
+        const bool in = resident.count(e) != 0, pin = pinned.count(e) != 0;
+        const uint32_t verb = rng() % 4;
+        if (verb == 1) in ? resident.erase(e) : resident.insert(e).second;
+        if (verb == 2) pin ? pinned.erase(e) : pinned.insert(e).second;
+        own += allocations - at;
+        if (verb == 0) policy->use(e, {step, 1 + static_cast<uint32_t>(rng() % 3), 1});
+        if (verb == 1) in ? policy->forget(e) : policy->admit(e);
+        if (verb == 2) policy->pin(e, !pin);
+        if (verb == 3) policy->pin(e, pin);  // what already holds may be said again
+        const uint32_t victim = policy->victim(e);
+        const bool any = std::any_of(resident.begin(), resident.end(), [&](uint32_t r) { return !pinned.count(r); });
+        CHECK_EQ(victim != kNone, any);
+        if (victim != kNone) CHECK(resident.count(victim) != 0 && pinned.count(victim) == 0);
+        if (test::failures() > 0) return;
+    }
+    CHECK_EQ(allocations - before, own);
+}
+
+static void test_lru_order() {
+    const auto policy = make_policy("lru", shape(6, 4, 1));
+    for (const uint32_t e : {3u, 1u, 2u}) policy->use(e, {}), policy->admit(e);
+    CHECK_EQ(policy->victim(0), 3u);
+    policy->admit(5);  // loaded, never used: the first to go
+    CHECK_EQ(policy->victim(0), 5u);
+    policy->pin(5, true);
+    policy->use(3, {});
+    CHECK_EQ(policy->victim(0), 1u);
+    policy->pin(1, true);
+    policy->pin(1, false);  // a pin is no use: the place in the order is the old one
+    CHECK_EQ(policy->victim(0), 1u);
+    policy->forget(1);
+    CHECK_EQ(policy->victim(0), 2u);
+    policy->pin(5, false);
+    CHECK_EQ(policy->victim(0), 5u);
+}
+
+static void test_lru_layer_shares() {
+    // Banks {0..3} and {4..7}; five frames: quotas 3 and 2.
+    const auto policy = make_policy("lru-layer", shape(8, 5, 2));
+    for (const uint32_t e : {4u, 5u, 6u, 0u, 1u}) policy->use(e, {}), policy->admit(e);
+    CHECK_EQ(policy->victim(7), 4u);  // its own bank is above its quota
+    CHECK_EQ(policy->victim(2), 4u);  // bank 0 is below: the bank above pays
+    policy->forget(4);
+    policy->use(2, {});
+    policy->admit(2);
+    CHECK_EQ(policy->victim(3), 0u);  // both at quota: each pays for itself
+    CHECK_EQ(policy->victim(4), 5u);
+    for (const uint32_t e : {0u, 1u, 2u}) policy->pin(e, true);
+    CHECK_EQ(policy->victim(3), 5u);  // all of its own pinned and nobody above: the oldest of all
+}
+
+static void test_lfu_remembers_the_absent() {
+    const auto policy = make_policy("lfu-decay:16", shape(4, 2, 1));
+    for (uint64_t t = 0; t < 4; ++t) policy->use(0, {t, 1, 1});
+    policy->admit(0);
+    policy->forget(0);
+    policy->use(1, {4, 1, 1});
+    policy->admit(1);
+    policy->admit(0);  // comes back with its history
+    CHECK_EQ(policy->victim(2), 1u);
+    policy->use(1, {2, 1, 1});  // a clock that went back does not make the future grow: it counts as now
+    policy->use(1, {4, 1, 1});
+    policy->use(1, {4, 1, 4});
+    CHECK_EQ(policy->victim(2), 0u);
+}
+
+int main() {
+    test_names();
+    for (const char* name : kPolicies) test_victims_are_candidates(name);
+    test_lru_order();
+    test_lru_layer_shares();
+    test_lfu_remembers_the_absent();
+    return test::checks_failed();
+}
