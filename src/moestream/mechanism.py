@@ -1,7 +1,7 @@
 """A mechanism: which store, reader, policy, predictor and dense placement do the work, as one value.
 
-Its canonical text is ``store[/variant]+reader+policy+predictor+dense``; every result stores it. Only this module
-parses and prints it. It knows the vocabulary and which members go together, not what they do.
+Its canonical text is ``store[/variant]+reader+policy+predictor+dense``; every result stores it. Only this
+module parses and prints it. It knows the vocabulary and which members go together, not what they do.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ _REASONS = {
 class Mechanism:
     """One combination; every part is canonical text (``uring:24``, never ``uring``).
 
-    ``variant`` is ``direct`` or ``buffered`` for an arena and '' for the other stores. A value built by hand from
-    members that do not go together raises UsageError, like ``parse``.
+    ``variant`` is ``direct`` or ``buffered`` for an arena and '' for the other stores. A value built by hand
+    from members that do not go together raises UsageError, like ``parse``.
     """
 
     store: str

@@ -1,0 +1,421 @@
+"""What fits: how a memory cap is divided, as pure functions. Nothing here reads a file or asks the machine.
+
+The arena's arithmetic here and in the core must agree: of a slab's whole pages as many are *movable* as
+the tensor's poorest slab has; every other page that holds expert bytes is *boundary*, read at load and never
+moved. Banks whose slabs have the same movable pages form a *part*: any expert fits any other's frame.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from moestream.errors import BudgetError, UsageError
+from moestream.mechanism import DEFAULT, Mechanism
+from moestream.units import format_bytes
+
+if TYPE_CHECKING:
+    from moestream.dryrun import ContextSizes
+    from moestream.model import Model
+
+PAGE = 4096
+#: A part's pool of frames is taken in pages of this size.
+HUGE_PAGE = 2 << 20
+#: Anonymous memory of Python, numpy, the binding, its vocabulary and our index: 38 MB were measured with a
+#: vocabulary of 49,152 (350 bytes a token); the rest is the sampler's and the command line's.
+BASE_BYTES = 50_000_000
+BASE_BYTES_PER_VOCAB = 400
+#: Kept free for what grows after the plan: page tables and mappings (they grow with the cap), text,
+#: statistics.
+MARGIN_BYTES = 16 << 20
+MARGIN_SHARE = 128
+#: Left to the rest of the machine when no cap is named: this much, or a tenth of what is available.
+RESERVE_BYTES = 512 << 20
+
+
+class MemoryFacts(Protocol):
+    """What a plan asks of a box."""
+
+    def available_memory(self) -> int:
+        """Bytes a process could take now without paging or an OOM kill."""
+        ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """Banks whose frames are alike. ``pages``: movable pages of a slab, by the tensor's place in its bank;
+    ``widths``: (experts, used by a token) of each bank."""
+
+    banks: tuple[int, ...]
+    pages: tuple[int, ...]
+    widths: tuple[tuple[int, int], ...]
+
+    @property
+    def frame_bytes(self) -> int:
+        return sum(self.pages) * PAGE
+
+    @property
+    def experts(self) -> int:
+        return sum(count for count, _ in self.widths)
+
+    def demand(self, n_tokens: int) -> int:
+        """Most experts one bank of the part can route in a step of ``n_tokens``."""
+        return max(min(count, used * n_tokens) for count, used in self.widths)
+
+    def pool_bytes(self, experts: int) -> int:
+        """Memory taken for ``experts`` frames: whole huge pages."""
+        return -(-experts * self.frame_bytes // HUGE_PAGE) * HUGE_PAGE
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """``parts`` in the order of their first bank; banks without a movable page are in none.
+    ``resident_bytes``: all bytes of the files outside movable ranges; ``boundary_bytes``: those of its pages
+    that hold expert bytes."""
+
+    parts: tuple[Part, ...]
+    resident_bytes: int
+    boundary_bytes: int
+
+    @property
+    def frame_bytes_total(self) -> int:
+        """Pool memory that holds every expert."""
+        return self.bytes_of([part.experts for part in self.parts])
+
+    def bytes_of(self, capacities: Sequence[int]) -> int:
+        """Pool memory of so many experts a part."""
+        return sum(part.pool_bytes(n) for part, n in zip(self.parts, capacities, strict=True))
+
+    def smallest(self, n_tokens: int) -> list[int]:
+        """Fewest experts a part with which a step of ``n_tokens`` can run."""
+        return [part.demand(n_tokens) for part in self.parts]
+
+
+def _movable_pages(offset: int, slab_bytes: int, count: int) -> int:
+    """Fewest whole pages any of a tensor's slabs has inside it."""
+    fewest = slab_bytes // PAGE
+    for start in range(offset, offset + count * slab_bytes, slab_bytes):
+        fewest = min(fewest, (start + slab_bytes) // PAGE - -(-start // PAGE))
+        if fewest <= 0:
+            return 0
+    return fewest
+
+
+def slab_geometry(model: Model) -> Geometry:
+    """Which of the model's pages move, and in which parts."""
+    movable = [0] * len(model.shards)
+    touched: list[list[tuple[int, int]]] = [[] for _ in model.shards]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for bank in model.banks:
+        pages = tuple(_movable_pages(t.offset, t.slab_bytes, t.count) for t in bank.tensors)
+        if any(pages):
+            alike.setdefault(pages, []).append(bank.index)
+        for tensor, count in zip(bank.tensors, pages, strict=True):
+            movable[tensor.shard] += count * PAGE * tensor.count
+            end = tensor.offset + tensor.slab_bytes * tensor.count
+            touched[tensor.shard].append((tensor.offset // PAGE * PAGE, -(-end // PAGE) * PAGE))
+    parts = []
+    for pages, banks in alike.items():
+        widths = tuple((model.banks[b].count, model.banks[b].used) for b in banks)
+        parts.append(Part(tuple(banks), pages, widths))
+    boundary = sum(
+        _covered(ranges, shard.bytes) - moved
+        for ranges, shard, moved in zip(touched, model.shards, movable, strict=True)
+    )
+    return Geometry(tuple(parts), model.bytes - sum(movable), boundary)
+
+
+def _covered(ranges: list[tuple[int, int]], limit: int) -> int:
+    """Bytes below ``limit`` that lie in at least one range."""
+    total = at = 0
+    for begin, end in sorted(ranges):
+        begin, end = max(begin, at), min(end, limit)
+        total += max(0, end - begin)
+        at = max(at, end)
+    return total
+
+
+def split_budget(geometry: Geometry, budget_bytes: int, n_batch: int = 1) -> list[int]:
+    """Experts for each part: all when all fit; else every part its demand for a step of ``n_batch`` tokens,
+    and the rest in proportion to the parts' bytes. Raises BudgetError when the demand alone does not fit."""
+    lowest = geometry.smallest(n_batch)
+    needed = geometry.bytes_of(lowest)
+    if needed > budget_bytes:
+        raise BudgetError(
+            f"a step of {n_batch} token{'s' if n_batch > 1 else ''} needs {format_bytes(needed)} for experts "
+            f"and {format_bytes(max(0, budget_bytes))} are left: "
+            f"name a cap larger by {_mb(needed - budget_bytes)}"
+        )
+    if geometry.frame_bytes_total <= budget_bytes:
+        return [part.experts for part in geometry.parts]
+    capacities = _in_proportion(geometry, budget_bytes - HUGE_PAGE * len(geometry.parts), lowest)
+    _hand_out(geometry, budget_bytes, capacities)
+    return capacities
+
+
+def _in_proportion(geometry: Geometry, budget_bytes: int, lowest: list[int]) -> list[int]:
+    """Capacities in proportion to the parts' bytes, rounded down, none below its lowest. A part that is held
+    at its lowest takes its bytes from the others, so the shares are found anew until none is."""
+    capacities, parts = list(lowest), geometry.parts
+    open_parts = set(range(len(capacities)))
+    while open_parts:
+        held = sum(part.frame_bytes * n for part, n in zip(parts, capacities, strict=True))
+        held -= sum(parts[p].frame_bytes * capacities[p] for p in open_parts)
+        weight = sum(parts[p].experts * parts[p].frame_bytes for p in open_parts)
+        share = max(0, budget_bytes - held)
+        targets = {p: min(share * parts[p].experts // weight, parts[p].experts) for p in open_parts}
+        short = {p for p, target in targets.items() if target < lowest[p]}
+        if not short:
+            for p, target in targets.items():
+                capacities[p] = target
+            break
+        open_parts -= short
+    return capacities
+
+
+def _hand_out(geometry: Geometry, budget_bytes: int, capacities: list[int]) -> None:
+    """Give what rounding left, one expert at a time, to the part with the smallest share that it still
+    fits."""
+    left = budget_bytes - geometry.bytes_of(capacities)
+    while True:
+        best: tuple[float, int, int] | None = None
+        for p, part in enumerate(geometry.parts):
+            cost = part.pool_bytes(capacities[p] + 1) - part.pool_bytes(capacities[p])
+            if capacities[p] < part.experts and cost <= left:
+                best = min(best or (math.inf, 0, 0), (capacities[p] / part.experts, p, cost))
+        if best is None:
+            return
+        capacities[best[1]] += 1
+        left -= best[2]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a cap is divided. ``dense_bytes`` + ``boundary_bytes`` stay, ``expert_bytes`` come and go (for a
+    mapped store: what the page cache may hold of them), ``other_bytes`` is the process itself.
+    ``capacities``: experts for each part of the arena, () for other stores. ``n_batch``: the largest step the
+    budget allows. ``tok_per_s``: the range decoding is expected in, None where the disk's rate is not
+    known."""
+
+    mechanism: Mechanism
+    cap_bytes: int
+    dense_bytes: int
+    boundary_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    other_bytes: int
+    margin_bytes: int
+    expert_bytes: int
+    capacities: tuple[int, ...]
+    demand_bytes_per_token: int
+    n_batch: int
+    smallest_cap_bytes: int
+    tok_per_s: tuple[float, float] | None
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Need:
+    """Bytes a mechanism keeps whatever the cap (without the margin), and the fewest it needs for experts."""
+
+    dense: int
+    boundary: int
+    experts: int
+    process: int
+
+    def smallest_cap(self) -> int:
+        """The least cap, in whole MB, whose margin also fits."""
+        bytes_ = self.dense + self.boundary + self.experts + self.process + MARGIN_BYTES
+        return math.ceil((bytes_ + 1) * MARGIN_SHARE / (MARGIN_SHARE - 1) / 1e6) * 1_000_000
+
+
+def make_plan(
+    model: Model,
+    box: MemoryFacts,
+    cap_bytes: int | None,
+    mechanism: Mechanism | None,
+    sizes: ContextSizes,
+    *,
+    n_ubatch: int = 512,
+    base_bytes: int | None = None,
+    disk_bytes_per_s: float | None = None,
+    compute_s_per_token: float | None = None,
+) -> Plan:
+    """Divide a cap. None for ``cap_bytes``: what the box has, less a reserve; None for ``mechanism``:
+    everything in memory where it fits, else the default arena. Raises BudgetError, with the smallest cap that
+    works, when the mechanism cannot run; UsageError for a model without experts."""
+    if not model.is_moe:
+        raise UsageError(f"{model.name or model.arch} has no experts: there is nothing to stream or to plan")
+    reasons: list[str] = []
+    available = box.available_memory()
+    if cap_bytes is None:
+        reserve = max(RESERVE_BYTES, available // 10)
+        cap_bytes = max(0, available - reserve)
+        reasons.append(
+            f"cap {format_bytes(cap_bytes)}: {format_bytes(available)} available less "
+            f"{format_bytes(reserve)} for the rest of the machine"
+        )
+    else:
+        reasons.append(f"cap {format_bytes(cap_bytes)}: as asked")
+    geometry = slab_geometry(model)
+    if base_bytes is None:
+        base_bytes = BASE_BYTES + BASE_BYTES_PER_VOCAB * model.n_vocab
+    compute_bytes = sizes.compute_bytes + sizes.output_bytes
+    process = sizes.kv_bytes + compute_bytes + base_bytes
+    if mechanism is None:
+        mechanism = _choose(model, geometry, cap_bytes, process, reasons)
+    need = _need(model, geometry, mechanism, process)
+    smallest = need.smallest_cap()
+    margin = MARGIN_BYTES + cap_bytes // MARGIN_SHARE
+    left = cap_bytes - margin - need.dense - need.boundary - need.process
+    if left < need.experts:
+        raise BudgetError(_too_little(mechanism, cap_bytes, need, margin, smallest), smallest)
+    capacities, n_batch, expert_bytes = _experts(model, geometry, mechanism, left, n_ubatch)
+    demand = _movable_demand(model, geometry)
+    reasons += _reasons(need, sizes, base_bytes, margin, geometry)
+    warnings = _warnings(mechanism, cap_bytes, available, expert_bytes, demand, n_batch, n_ubatch)
+    whole = geometry.frame_bytes_total if mechanism.store == "arena" else model.expert_bytes
+    share = min(1.0, expert_bytes / max(1, whole))
+    speed = _speed(demand, share, disk_bytes_per_s, compute_s_per_token, reasons)
+    return Plan(
+        mechanism=mechanism,
+        cap_bytes=cap_bytes,
+        dense_bytes=need.dense,
+        boundary_bytes=need.boundary,
+        kv_bytes=sizes.kv_bytes,
+        compute_bytes=compute_bytes,
+        other_bytes=base_bytes,
+        margin_bytes=margin,
+        expert_bytes=expert_bytes,
+        capacities=capacities,
+        demand_bytes_per_token=demand,
+        n_batch=n_batch,
+        smallest_cap_bytes=smallest,
+        tok_per_s=speed,
+        reasons=tuple(reasons),
+        warnings=tuple(warnings),
+    )
+
+
+def _need(model: Model, geometry: Geometry, mechanism: Mechanism, process: int) -> _Need:
+    dense = geometry.resident_bytes - geometry.boundary_bytes
+    if mechanism.store == "arena":
+        lowest = geometry.bytes_of(geometry.smallest(1))
+        return _Need(dense, geometry.boundary_bytes, lowest, process)
+    if mechanism.store == "resident":
+        return _Need(model.dense_bytes, 0, model.expert_bytes, process)
+    if mechanism.dense == "mapped":  # clean pages the kernel can drop: nothing has to fit
+        return _Need(0, 0, 0, process)
+    return _Need(dense, geometry.boundary_bytes, 0, process)
+
+
+def _choose(model: Model, geometry: Geometry, cap_bytes: int, process: int, reasons: list[str]) -> Mechanism:
+    resident = Mechanism.parse("resident")
+    whole = _need(model, geometry, resident, process).smallest_cap()
+    fits = whole <= cap_bytes
+    chosen = resident if fits else DEFAULT
+    how = "fits" if fits else "does not fit"
+    reasons.append(
+        f"mechanism {chosen}: everything in memory takes a cap of {format_bytes(whole)}, which {how}"
+    )
+    return chosen
+
+
+def _experts(
+    model: Model, geometry: Geometry, mechanism: Mechanism, left: int, n_ubatch: int
+) -> tuple[tuple[int, ...], int, int]:
+    """Capacities, the largest step, and the bytes of experts for what is left of a cap."""
+    if mechanism.store != "arena":
+        return (), n_ubatch, min(left, model.expert_bytes)
+    n_batch, too_many = 1, n_ubatch + 1
+    while n_batch + 1 < too_many:
+        middle = (n_batch + too_many) // 2
+        if geometry.bytes_of(geometry.smallest(middle)) <= left:
+            n_batch = middle
+        else:
+            too_many = middle
+    capacities = tuple(split_budget(geometry, left, n_batch))
+    return capacities, n_batch, geometry.bytes_of(capacities)
+
+
+def _movable_demand(model: Model, geometry: Geometry) -> int:
+    """Bytes one decoded token reads when nothing of it is cached."""
+    trunk = model.n_layers - model.n_mtp_layers
+    return sum(
+        model.banks[b].used * part.frame_bytes
+        for part in geometry.parts
+        for b in part.banks
+        if model.banks[b].layer < trunk
+    )
+
+
+def _speed(
+    demand: int, share: float, disk: float | None, compute: float | None, reasons: list[str]
+) -> tuple[float, float] | None:
+    """Tokens a second with a hit rate from zero to the budget's share of the experts, never above compute."""
+    ceiling = 1 / compute if compute else math.inf
+    if disk is None and not (share >= 1 and compute):
+        return None
+    rates = []
+    for hit in (0.0 if share < 1 else 1.0, share):
+        missed = demand * (1 - hit)
+        rates.append(min(ceiling, (disk or 0.0) / missed if missed else math.inf))
+    if math.isinf(rates[0]):
+        return None  # no reads and no known compute time: nothing to say
+    if disk is not None and share < 1:
+        reasons.append(
+            f"speed: {format_bytes(demand)} a token at {format_bytes(disk)}/s, {share:.0%} of the experts "
+            "fit; a policy that suits the text hits more than that share"
+        )
+    return rates[0], rates[1]
+
+
+def _reasons(need: _Need, sizes: ContextSizes, base: int, margin: int, geometry: Geometry) -> list[str]:
+    size = format_bytes
+    return [
+        f"dense {size(need.dense)}: pages without expert bytes, read once at load",
+        f"boundary {size(need.boundary)}: pages an expert shares with a neighbour; they do not move",
+        f"KV cache {size(sizes.kv_bytes)}, compute buffers {size(sizes.compute_bytes)}, output "
+        f"{size(sizes.output_bytes)}: llama.cpp's own figures for this context",
+        f"other {size(base)}: Python, the binding, the vocabulary and the index",
+        f"margin {size(margin)}: {size(MARGIN_BYTES)} and 1/{MARGIN_SHARE} of the cap for page tables and
+        text", f"experts at least {size(need.experts)}: one token's demand of the widest layer of "
+        f"{len(geometry.parts)} part{'s' if len(geometry.parts) != 1 else ''}",
+    ]
+
+
+def _warnings(
+    mechanism: Mechanism, cap: int, available: int, experts: int, demand: int, n_batch: int, n_ubatch: int
+) -> list[str]:
+    warnings = []
+    if cap > available:
+        warnings.append(
+            f"the cap {format_bytes(cap)} is more than the {format_bytes(available)} available now"
+        )
+    if mechanism.store == "arena" and mechanism.policy == "lru" and experts < demand:
+        warnings.append(
+            f"{format_bytes(experts)} for experts is under one token's demand of {format_bytes(demand)}: a "
+            "global lru throws out what comes next and hits nothing; lru-layer keeps a share for each layer"
+        )
+    if n_batch < n_ubatch:
+        warnings.append(
+            f"prompts run {n_batch} tokens a step, not {n_ubatch}: more experts do not fit at once"
+        )
+    return warnings
+
+
+def _too_little(mechanism: Mechanism, cap: int, need: _Need, margin: int, smallest: int) -> str:
+    size = format_bytes
+    return (
+        f"{size(cap)} is too little for {mechanism.store}: dense {size(need.dense + need.boundary)}, context "
+        f"and process {size(need.process)}, margin {size(margin)}, experts at least {size(need.experts)}; "
+        f"the smallest cap that works is {_mb(smallest)}"
+    )
+
+
+def _mb(count: int) -> str:
+    """Bytes as a size to type, never rounded below what is needed."""
+    return f"{math.ceil(count / 1e6)}MB"
