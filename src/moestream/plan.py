@@ -381,8 +381,8 @@ def _reasons(need: _Need, sizes: ContextSizes, base: int, margin: int, geometry:
         f"KV cache {size(sizes.kv_bytes)}, compute buffers {size(sizes.compute_bytes)}, output "
         f"{size(sizes.output_bytes)}: llama.cpp's own figures for this context",
         f"other {size(base)}: Python, the binding, the vocabulary and the index",
-        f"margin {size(margin)}: {size(MARGIN_BYTES)} and 1/{MARGIN_SHARE} of the cap for page tables and
-        text", f"experts at least {size(need.experts)}: one token's demand of the widest layer of "
+        f"margin {size(margin)}: {size(MARGIN_BYTES)} and 1/{MARGIN_SHARE} of the cap for page tables, text",
+        f"experts at least {size(need.experts)}: one token's demand of the widest layer of "
         f"{len(geometry.parts)} part{'s' if len(geometry.parts) != 1 else ''}",
     ]
 
