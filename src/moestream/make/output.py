@@ -1,7 +1,7 @@
 """A GGUF file that appears whole or not at all, its tensors streamed to disk one after another.
 
-Nothing here holds a tensor: the header is written from names, shapes and types, then each tensor's bytes arrive in
-chunks. This module knows nothing of architectures or of what the bytes mean.
+Nothing here holds a tensor: the header is written from names, shapes and types, then each tensor's bytes
+arrive in chunks. This module knows nothing of architectures or of what the bytes mean.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a file: ``shape`` is in GGUF's order (ne0 first), ``ggml_type`` is ggml's number of the type."""
+    """One tensor of a file: ``shape`` is in GGUF's order (ne0 first), ``ggml_type`` is ggml's number of the
+    type."""
 
     name: str
     shape: tuple[int, ...]
@@ -73,9 +74,9 @@ def write_model(
 ) -> Path:  # fmt: skip
     """Write ``out`` with the given metadata and tensors, in order, and return it.
 
-    The file is written under another name in the same directory and renamed at the end, so that ``out`` is either the
-    whole file or what it was before. Raises RefusedError when the disk has no room (found beforehand where it can be)
-    and when the directory cannot be written.
+    The file is written under another name in the same directory and renamed at the end, so that ``out`` is
+    either the whole file or what it was before. Raises RefusedError when the disk has no room (found
+    beforehand where it can be) and when the directory cannot be written.
     """
     import gguf
     import numpy as np
@@ -102,7 +103,9 @@ def write_model(
 def _only_file(writer: gguf.GGUFWriter) -> Any:
     files = writer.fout
     if files is None or len(files) != 1:
-        raise MoestreamError("the gguf package did not open exactly one file; install a tested version of gguf")
+        raise MoestreamError(
+            "the gguf package did not open exactly one file; install a tested version of gguf"
+        )
     return files[0]
 
 
@@ -125,7 +128,8 @@ def _write_tensors(file: Any, tensors: Sequence[TensorSource], total: int, progr
 
 @contextmanager
 def new_file(out: Path, size_bytes: int) -> Iterator[Path]:
-    """A temporary path beside ``out`` that becomes ``out`` when the block ends well and is removed when it does not."""
+    """A temporary path beside ``out`` that becomes ``out`` when the block ends well and is removed when it
+    does not."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -143,6 +147,8 @@ def new_file(out: Path, size_bytes: int) -> Iterator[Path]:
                 f"the disk filled up while writing {out} (no partial file is left): "
                 "free some space or name another place with --out"
             ) from error
-        raise RefusedError(f"cannot write {out}: {error.strerror or error}; name another place with --out") from error
+        raise RefusedError(
+            f"cannot write {out}: {error.strerror or error}; name another place with --out"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,14 +1,14 @@
 """Random weights in any of ggml's types, quantised by ggml's own quantizer, at the speed of the disk.
 
-Quantising 40 GB would take hours, so a pool of blocks is quantised once for each (type, scale) and every row of a tensor
-is a run of consecutive blocks that starts at a random place in the pool. A quantised block stands alone, so any run of
-blocks is a row that the quantizer could have made; there are hundreds of thousands of different rows in a pool. Good for
-bytes, arithmetic and tests of identity; the routes of random weights say nothing about those of a trained model.
+Quantising 40 GB would take hours, so a pool of blocks is quantised once for each (type, scale) and every row
+of a tensor is a run of consecutive blocks that starts at a random place in the pool. A quantised block stands
+alone, so any run of blocks is a row that the quantizer could have made; there are hundreds of thousands of
+different rows in a pool. Good for bytes, arithmetic and tests of identity; the routes of random weights say
+nothing about those of a trained model.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ _CHUNK_BYTES = 4 << 20
 
 
 def quantize_rows(values: npt.NDArray[np.float32], ggml_type: int) -> Bytes:
-    """``values``, (rows, n_per_row), in ``ggml_type``: (rows, bytes of a row). The type's block must divide n_per_row."""
+    """``values``, (rows, n_per_row), in ``ggml_type``: (rows, bytes of a row). The type's block must divide
+    n_per_row."""
     ggml = ggml_base()
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(ggml_type)]
     rows, length = values.shape
@@ -36,11 +37,17 @@ def quantize_rows(values: npt.NDArray[np.float32], ggml_type: int) -> Bytes:
         raise MoestreamError(f"rows of {length} are not whole blocks of {block}")
     source = np.ascontiguousarray(values, dtype=np.float32)
     target = np.empty((rows, length // block * size), dtype=np.uint8)
-    # Types that cannot be made without an importance matrix get one that calls every weight equally important.
+    # Types that cannot be made without an importance matrix get one in which every weight counts the same.
     importance = np.ones(length, dtype=np.float32)
     needs = ggml.ggml_quantize_requires_imatrix(ggml_type)
     written = ggml.ggml_quantize_chunk(
-        ggml_type, source.ctypes.data, target.ctypes.data, 0, rows, length, importance.ctypes.data if needs else None
+        ggml_type,
+        source.ctypes.data,
+        target.ctypes.data,
+        0,
+        rows,
+        length,
+        importance.ctypes.data if needs else None,
     )
     if written != target.nbytes:
         raise MoestreamError(f"ggml's quantizer wrote {written} bytes where {target.nbytes} were expected")
@@ -49,7 +56,8 @@ def quantize_rows(values: npt.NDArray[np.float32], ggml_type: int) -> Bytes:
 
 @dataclass
 class RandomWeights:
-    """Random tensors, the same for the same ``seed``; holds one pool for each (type, scale) asked for so far."""
+    """Random tensors, the same for the same ``seed``; holds one pool for each (type, scale) asked for so
+    far."""
 
     seed: int
 
@@ -57,7 +65,8 @@ class RandomWeights:
         self._pools: dict[tuple[int, float, int], Bytes] = {}
 
     def tensor(self, spec: TensorSpec, scale: float, number: int) -> Iterator[Bytes]:
-        """The bytes of one tensor in chunks. ``scale`` is the standard deviation, ``number`` tells tensors apart."""
+        """The bytes of one tensor in chunks. ``scale`` is the standard deviation, ``number`` tells tensors
+        apart."""
         block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(spec.ggml_type)]
         # Types without blocks move in groups, because copying single numbers is slow.
         group = block if block > 1 else math.gcd(spec.shape[0], 32)

@@ -1,4 +1,5 @@
-"""A model of any supported architecture and shape with random weights, for tests and for measuring bytes and compute."""
+"""A model of any supported architecture and shape with random weights, for tests and for measuring bytes and
+compute."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moestream.errors import UsageError
-from moestream.make.output import Progress, TensorSource, TensorSpec, write_model
+from moestream.make.output import Progress, TensorSpec, write_model
 from moestream.make.quantize import RandomWeights
-from moestream.make.shapes import Shape, _nearest, check_shape, model_keys, model_tensors, parse_shape
+from moestream.make.shapes import Shape, check_shape, model_keys, model_tensors, nearest, parse_shape
 from moestream.make.tokenizer import add_tokenizer
 
 _TYPE = gguf.GGMLQuantizationType
@@ -21,16 +22,23 @@ _F32 = _TYPE.F32
 
 #: Types ggml's quantizer makes and its CPU backend multiplies with.
 _QUANTS = (
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S",
-    "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0",
+    "MXFP4", "NVFP4",
 )  # fmt: skip
-#: A router's logits have this standard deviation, so that the chosen experts' weights differ but none takes all.
+_KEY_TYPES = {
+    bool: gguf.GGUFValueType.BOOL,
+    int: gguf.GGUFValueType.UINT32,
+    float: gguf.GGUFValueType.FLOAT32,
+}
+#: Standard deviation of a router's logits: the chosen experts' weights differ, but none takes all.
 _ROUTER_SPREAD = 1.5
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which type a tensor gets: routed experts ``experts``, other matrices ``dense``, a choice of layers ``better``."""
+    """Which type a tensor gets: routed experts ``experts``, other matrices ``dense``, a choice of layers
+    ``better``."""
 
     experts: gguf.GGMLQuantizationType
     dense: gguf.GGMLQuantizationType
@@ -43,7 +51,8 @@ class Recipe:
 
 
 def _gets_better(name: str, layers: int) -> bool:
-    """llama.cpp's rule for the _M mixtures: the first and last eighth of the layers and every third between."""
+    """llama.cpp's rule for the _M mixtures: the first and last eighth of the layers and every third
+    between."""
     if "attn_v." not in name and "ffn_down" not in name:
         return False
     layer, eighth = int(name.split(".")[1]), layers // 8
@@ -56,9 +65,10 @@ def parse_quant(text: str) -> Recipe:
     if name == "Q4_K_M":
         return Recipe(_TYPE.Q4_K, _TYPE.Q4_K, _TYPE.Q6_K)
     if name not in _QUANTS:
-        raise UsageError(f"unknown quantisation {text!r}: {_nearest(name, (*_QUANTS, 'Q4_K_M'))}")
+        raise UsageError(f"unknown quantisation {text!r}: {nearest(name, (*_QUANTS, 'Q4_K_M'))}")
+    kind: gguf.GGMLQuantizationType = getattr(_TYPE, name)
     # Files in the 4-bit float types keep everything but the experts in eight bits.
-    return Recipe(_TYPE[name], _TYPE.Q8_0 if name in ("MXFP4", "NVFP4") else _TYPE[name])
+    return Recipe(kind, _TYPE.Q8_0 if name in ("MXFP4", "NVFP4") else kind)
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,8 @@ class Layout:
 def lay_out(arch: str, shape: Shape, quant: str) -> Layout:
     """Decide every tensor's type. Raises UsageError when an expert tensor cannot have the type asked for.
 
-    A dense matrix whose rows are no whole number of blocks falls back to Q8_0, or to F16; that costs little and is said.
+    A dense matrix whose rows are no whole number of blocks falls back to Q8_0, or to F16; that costs little
+    and is said.
     """
     recipe = parse_quant(quant)
     specs, fallbacks = [], []
@@ -85,10 +96,14 @@ def lay_out(arch: str, shape: Shape, quant: str) -> Layout:
         if extents[0] % gguf.GGML_QUANT_SIZES[kind][0]:
             block = gguf.GGML_QUANT_SIZES[kind][0]
             if "_exps" in name:
-                raise UsageError(f"{name}: its rows of {extents[0]} are not whole blocks of {kind.name}, which has {block}; "
-                                 "choose a type with smaller blocks, such as Q8_0 or Q4_0, or another ff or embd")  # fmt: skip
+                raise UsageError(
+                    f"{name}: its rows of {extents[0]} are not whole {kind.name} blocks of {block}; "
+                    "choose a type with smaller blocks, such as Q8_0 or Q4_0, or another ff or embd"
+                )
             other = _TYPE.F16 if extents[0] % 32 else _TYPE.Q8_0
-            fallbacks.append(f"{name} is {other.name}: rows of {extents[0]} are not whole {kind.name} blocks of {block}")
+            fallbacks.append(
+                f"{name} is {other.name}: rows of {extents[0]} are not whole {kind.name} blocks of {block}"
+            )
             kind = other
         specs.append(TensorSpec(name, extents, int(kind)))
     return Layout(specs, fallbacks)
@@ -110,8 +125,7 @@ def build_model(
     def add_metadata(writer: gguf.GGUFWriter) -> None:
         writer.add_name(f"random {arch} {shape_text} {quant} seed {seed}")
         for key, value in model_keys(arch, shape).items():
-            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
-            add(key, value)
+            writer.add_key_value(key, value, _KEY_TYPES[type(value)])
         add_tokenizer(writer, shape.vocab)
 
     sources = [(spec, _chunks(weights, spec, number, seed)) for number, spec in enumerate(layout.specs)]

@@ -1,8 +1,9 @@
-"""Routers for experts that are all alike: which of them a token takes should look as it does in a trained model.
+"""Routers for experts that are all alike: which of them a token takes should look as it does in a trained
+model.
 
-A trained router's routes have locality: neighbouring tokens share experts, more so in later layers, and a layer's load
-is uneven without being extreme. Rows made from the hidden states of real text give routes like that; rows of random
-numbers do not. This module knows nothing of files or of llama.cpp.
+A trained router's routes have locality: neighbouring tokens share experts, more so in later layers, and a
+layer's load is uneven without being extreme. Rows made from the hidden states of real text give routes like
+that; rows of random numbers do not. This module knows nothing of files or of llama.cpp.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ _BALANCE_STEP = 0.1
 
 @dataclass(frozen=True)
 class RouterShape:
-    """How one layer's routes should look, set from the layer's depth so that they fall in the ranges of trained models.
+    """How one layer's routes should look, set from the layer's depth so that they fall in the ranges of
+    trained models.
 
-    ``slowness``: 0 leaves directions as they come; above it, directions along which the text changes slowly from token
-    to token count for more, so that neighbours share more experts. ``skew``: standard deviation of the logarithm of
-    the experts' intended loads.
+    ``slowness``: 0 leaves directions as they come; above it, directions along which the text changes slowly
+    from token to token count for more, so that neighbours share more experts. ``skew``: standard deviation of
+    the logarithm of the experts' intended loads.
     """
 
     slowness: float
@@ -39,11 +41,15 @@ class RouterShape:
         return cls(slowness=0.15 * depth**1.5, skew=0.45 - 0.05 * depth)
 
 
-def make_router(states: npt.NDArray[np.float32], experts: int, used: int, shape: RouterShape, seed: int) -> npt.NDArray[np.float32]:
-    """One router's weight, (experts, n_embd), for a layer that is fed with ``states``, (n_tokens, n_embd), in text order.
+def make_router(
+    states: npt.NDArray[np.float32], experts: int, used: int, shape: RouterShape, seed: int
+) -> npt.NDArray[np.float32]:
+    """One router's weight, (experts, n_embd), for a layer that is fed with ``states``, (n_tokens, n_embd), in
+    text order.
 
-    Over ``states`` each expert's logit has a standard deviation of about one. The values are rounded to half precision,
-    which hides the last bits in which one BLAS differs from another, so that the same states give the same bytes.
+    Over ``states`` each expert's logit has a standard deviation of about one. The values are rounded to half
+    precision, which hides the last bits in which one BLAS differs from another, so that the same states give
+    the same bytes.
     """
     x = states.astype(np.float64)
     # RandomState's stream is frozen across numpy versions, a Generator's is not.
@@ -54,7 +60,7 @@ def make_router(states: npt.NDArray[np.float32], experts: int, used: int, shape:
     if shape.slowness > 0:
         rows = _favour_slow_directions(rows, x - mean, shape.slowness)
     rows /= ((x - mean) @ rows.T).std(axis=0)[:, None]
-    # The mean state answers every expert alike once its share is taken out, and then carries only the balance.
+    # With its share taken out, the mean state answers every expert alike and carries only the balance.
     along_mean = mean / (mean @ mean)
     rows -= np.outer(rows @ mean, along_mean)
     loads = np.exp(shape.skew * random.standard_normal(experts))
@@ -63,7 +69,8 @@ def make_router(states: npt.NDArray[np.float32], experts: int, used: int, shape:
 
 
 def chosen_experts(logits: Matrix, used: int) -> npt.NDArray[np.int64]:
-    """The ``used`` experts of each token with the largest logits, (n_tokens, used); ties go to the lower expert."""
+    """The ``used`` experts of each token with the largest logits, (n_tokens, used); ties go to the lower
+    expert."""
     return np.argsort(-logits, axis=1, kind="stable")[:, :used]
 
 
@@ -85,10 +92,11 @@ def _centroids(x: Matrix, count: int, random: np.random.RandomState) -> Matrix:
 
 
 def _favour_slow_directions(rows: Matrix, centred: Matrix, slowness: float) -> Matrix:
-    """``rows`` with their share along each direction of the text scaled by (autocorrelation at one token)**slowness.
+    """``rows`` with their share along each direction of the text scaled by (autocorrelation at one
+    token)**slowness.
 
-    Directions are those of slow feature analysis: in coordinates where the states are white, the eigenvectors of the
-    covariance between neighbours. Directions that do not persist at all are kept, small.
+    Directions are those of slow feature analysis: in coordinates where the states are white, the eigenvectors
+    of the covariance between neighbours. Directions that do not persist at all are kept, small.
     """
     covariance = centred.T @ centred / len(centred)
     # A ridge, because a few thousand tokens do not span the space well.
@@ -103,7 +111,8 @@ def _favour_slow_directions(rows: Matrix, centred: Matrix, slowness: float) -> M
 
 
 def _balance(logits: Matrix, mean_share: Matrix, used: int, loads: Matrix) -> Matrix:
-    """Offsets along the mean state, one an expert, under which the experts take about ``loads`` of all choices."""
+    """Offsets along the mean state, one an expert, under which the experts take about ``loads`` of all
+    choices."""
     offsets = np.zeros(len(loads))
     wanted = loads * len(logits) * used
     for _ in range(_BALANCE_ROUNDS):

@@ -1,8 +1,9 @@
 """Shapes of models and the tensors each architecture wants, as tables: a new architecture is one entry.
 
-Facts are from llama.cpp's ``src/models/*.cpp`` (``load_arch_hparams`` for the keys, ``load_arch_tensors`` for the tensors).
-A tensor is written ``name extent,extent,...`` where an extent is an attribute of ``Shape``, ne0 first; a name without a
-dot ends in ``.weight``. A key is written without its ``<arch>.`` and takes an attribute of ``Shape`` or a plain value.
+Facts are from llama.cpp's ``src/models/*.cpp`` (``load_arch_hparams`` for the keys, ``load_arch_tensors`` for
+the tensors). A tensor is written ``name extent,extent,...`` where an extent is an attribute of ``Shape``, ne0
+first; a name without a dot ends in ``.weight``. A key is written without its ``<arch>.`` and takes an
+attribute of ``Shape`` or a plain value.
 """
 
 from __future__ import annotations
@@ -68,20 +69,20 @@ class Shape:
 SHAPES: dict[str, Shape] = {
     "tiny": Shape(),
     "olmoe-1b-7b": Shape(
-        layers=16, embd=2048, ff=1024, experts=64, used=8, vocab=50304, heads=16, kv_heads=16, head_dim=128, ctx=4096,
-        dense_ff=1024,
+        layers=16, embd=2048, ff=1024, experts=64, used=8, vocab=50304, heads=16, kv_heads=16, head_dim=128,
+        ctx=4096, dense_ff=1024,
     ),
     "qwen3-30b-a3b": Shape(
-        layers=48, embd=2048, ff=768, experts=128, used=8, vocab=151936, heads=32, kv_heads=4, head_dim=128, ctx=40960,
-        dense_ff=6144,
+        layers=48, embd=2048, ff=768, experts=128, used=8, vocab=151936, heads=32, kv_heads=4, head_dim=128,
+        ctx=40960, dense_ff=6144,
     ),
     "mixtral-8x7b": Shape(
-        layers=32, embd=4096, ff=14336, experts=8, used=2, vocab=32000, heads=32, kv_heads=8, head_dim=128, ctx=32768,
-        dense_ff=14336,
+        layers=32, embd=4096, ff=14336, experts=8, used=2, vocab=32000, heads=32, kv_heads=8, head_dim=128,
+        ctx=32768, dense_ff=14336,
     ),
     "gpt-oss-20b": Shape(
-        layers=24, embd=2880, ff=2880, experts=32, used=4, vocab=201088, heads=64, kv_heads=8, head_dim=64, ctx=131072,
-        dense_ff=2880,
+        layers=24, embd=2880, ff=2880, experts=32, used=4, vocab=201088, heads=64, kv_heads=8, head_dim=64,
+        ctx=131072, dense_ff=2880,
     ),
 }  # fmt: skip
 
@@ -114,19 +115,21 @@ _ROUTED = (
 _SHARED = ("ffn_gate_shexp embd,shared_ff", "ffn_up_shexp embd,shared_ff", "ffn_down_shexp shared_ff,embd")
 _DENSE = ("ffn_gate embd,dense_ff", "ffn_up embd,dense_ff", "ffn_down dense_ff,embd")
 _GQA_KEYS: dict[str, str | float | bool] = {
-    "attention.head_count_kv": "kv_heads", "attention.key_length": "head_dim", "attention.value_length": "head_dim",
-    "rope.dimension_count": "head_dim",
+    "attention.head_count_kv": "kv_heads", "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim", "rope.dimension_count": "head_dim",
 }  # fmt: skip
 #: Sigmoid routing with a selection bias, as DeepSeek-V3 introduced it.
 _SIGMOID_KEYS: dict[str, str | float | bool] = {
-    "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5, "expert_shared_count": "shared",
-    "leading_dense_block_count": "leading_dense", "expert_feed_forward_length": "ff",
+    "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5,
+    "expert_shared_count": "shared", "leading_dense_block_count": "leading_dense",
+    "expert_feed_forward_length": "ff",
 }  # fmt: skip
 
 ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": Architecture(
         (*_GQA, "attn_q_norm q", "attn_k_norm kv", "ffn_norm embd"), _ROUTED,
-        {**_GQA_KEYS, "feed_forward_length": "ff"}, square_attention=True, equal_heads=True, tiny={"kv_heads": 4},
+        {**_GQA_KEYS, "feed_forward_length": "ff"},
+        square_attention=True, equal_heads=True, tiny={"kv_heads": 4},
     ),
     "llama": Architecture((*_GQA, "ffn_norm embd"), _ROUTED, {**_GQA_KEYS, "feed_forward_length": "ff"}),
     "qwen2moe": Architecture(
@@ -151,8 +154,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gpt-oss": Architecture(
         (*_GQA, *_GQA_BIAS, "attn_output.bias embd", "attn_sinks heads", "post_attention_norm embd"),
-        (*_ROUTED, "ffn_gate_inp.bias experts", "ffn_gate_exps.bias ff,experts", "ffn_up_exps.bias ff,experts",
-         "ffn_down_exps.bias embd,experts"),
+        (*_ROUTED, "ffn_gate_inp.bias experts", "ffn_gate_exps.bias ff,experts",
+         "ffn_up_exps.bias ff,experts", "ffn_down_exps.bias embd,experts"),
         {**_GQA_KEYS, "expert_feed_forward_length": "ff", "attention.sliding_window": "window"},
     ),
     "glm4moe": Architecture(
@@ -165,12 +168,13 @@ ARCHITECTURES: dict[str, Architecture] = {
 def find_architecture(name: str) -> Architecture:
     """Raises UsageError with the nearest names for one that is not in the table."""
     if name not in ARCHITECTURES:
-        raise UsageError(f"unknown architecture {name!r}: {_nearest(name, ARCHITECTURES)}")
+        raise UsageError(f"unknown architecture {name!r}: {nearest(name, ARCHITECTURES)}")
     return ARCHITECTURES[name]
 
 
 def parse_shape(arch: str, text: str) -> Shape:
-    """``tiny``, ``layers=8,ff=1024`` (the rest as in tiny) or ``mixtral-8x7b,layers=4``. Raises UsageError."""
+    """``tiny``, ``layers=8,ff=1024`` (the rest as in tiny) or ``mixtral-8x7b,layers=4``. Raises
+    UsageError."""
     shape = tiny = replace(SHAPES["tiny"], **find_architecture(arch).tiny)
     known = {entry.name for entry in fields(Shape)}
     changes: dict[str, int] = {}
@@ -178,10 +182,10 @@ def parse_shape(arch: str, text: str) -> Shape:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals and position == 0:
             if key not in SHAPES:
-                raise UsageError(f"unknown shape {key!r}: {_nearest(key, SHAPES)}, or key=value pairs")
+                raise UsageError(f"unknown shape {key!r}: {nearest(key, SHAPES)}, or key=value pairs")
             shape = tiny if key == "tiny" else SHAPES[key]
         elif key not in known:
-            raise UsageError(f"unknown key {key!r} in shape {text!r}: {_nearest(key, known)}")
+            raise UsageError(f"unknown key {key!r} in shape {text!r}: {nearest(key, known)}")
         elif not value.isdecimal():
             raise UsageError(f"shape {text!r}: {key} must be a whole number, not {value!r}")
         else:
@@ -206,7 +210,9 @@ def check_shape(arch: str, shape: Shape) -> None:
     if find_architecture(arch).equal_heads and shape.kv_heads != shape.heads:
         raise UsageError(f"shape: {arch} needs kv_heads = heads, and {shape.kv_heads} is not {shape.heads}")
     if find_architecture(arch).dense and shape.leading_dense >= shape.layers:
-        raise UsageError(f"shape: leading_dense={shape.leading_dense} leaves none of {shape.layers} layers with experts")
+        raise UsageError(
+            f"shape: leading_dense={shape.leading_dense} leaves no layer of {shape.layers} with experts"
+        )
 
 
 def model_tensors(arch: str, shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
@@ -222,13 +228,15 @@ def model_tensors(arch: str, shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
 def model_keys(arch: str, shape: Shape) -> dict[str, int | float | bool]:
     """The metadata of the architecture, keys with their ``<arch>.``."""
     keys: dict[str, str | float | bool] = {
-        "block_count": "layers", "context_length": "ctx", "embedding_length": "embd", "feed_forward_length": "dense_ff",
-        "attention.head_count": "heads", "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
+        "block_count": "layers", "context_length": "ctx", "embedding_length": "embd",
+        "feed_forward_length": "dense_ff", "attention.head_count": "heads",
+        "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
         "expert_count": "experts", "expert_used_count": "used", "vocab_size": "vocab",
         **find_architecture(arch).keys,
     }  # fmt: skip
     return {
-        f"{arch}.{key}": getattr(shape, value) if isinstance(value, str) else value for key, value in keys.items()
+        f"{arch}.{key}": getattr(shape, value) if isinstance(value, str) else value
+        for key, value in keys.items()
     }
 
 
@@ -238,6 +246,7 @@ def _tensor(line: str, shape: Shape) -> tuple[str, tuple[int, ...]]:
     return name + suffix, tuple(getattr(shape, extent) for extent in extents.split(","))
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error's sentence: the names of ``known`` that ``word`` may have meant, or all of them."""
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.4)
     return "did you mean " + " or ".join(near) if near else "known are " + ", ".join(sorted(known))

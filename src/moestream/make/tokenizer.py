@@ -14,21 +14,24 @@ _CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 #: A few merges, because llama.cpp's loader wants the list not to be empty.
 _MERGES = ("Ġ t", "h e", "Ġ a", "i n")
 _CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SMALLEST_VOCAB = 256 + len(_CONTROLS) + len(_MERGES)
 
 
 def byte_letters() -> list[str]:
-    """The letter GPT-2's byte-level encoding writes for each byte: printable ones themselves, others from U+0100 on."""
+    """The letter GPT-2's byte-level encoding writes for each byte: printable ones themselves, others from
+    U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(shifted)) for byte in range(256)]
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
-    """Add a gpt2-type tokenizer with ``vocab`` tokens: all bytes, control tokens, a few merges, made-up words.
+    """Add a gpt2-type tokenizer with ``vocab`` tokens: all bytes, control tokens, a few merges, made-up
+    words.
 
     Raises UsageError when ``vocab`` has no room for the bytes.
     """
