@@ -1,0 +1,166 @@
+"""What a context will take, asked of llama.cpp itself: the model is loaded without its weights.
+
+With ``no_alloc`` llama.cpp builds the model, the cache and the graphs but allocates none of their memory;
+what it would have allocated it says in its log, which is read here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moestream.binding import binding_version, llama_cpp, low
+from moestream.errors import ModelError, UsageError
+
+_MIB = 1 << 20
+_BUFFER = re.compile(r"^\S+:\s+(.+?)\s+(compute|output) buffer size =\s*([\d.]+) MiB")
+#: The cache's own account: its buffer line says 0.00 when nothing is allocated.
+_CACHE = re.compile(r"^\S+: size =\s*([\d.]+) MiB \(")
+_UNKNOWN_ARCHITECTURE = re.compile(r"unknown model architecture: '([^']*)'")
+_ERROR_LEVEL, _CONTINUED = 4, 5
+#: One log callback serves the whole process.
+_log_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ContextSizes:
+    """Bytes llama.cpp will allocate for a context: the KV cache (recurrent state included), the compute
+    buffers and the output buffer. ``seconds``: what asking took."""
+
+    kv_bytes: int
+    compute_bytes: int
+    output_bytes: int
+    seconds: float = 0.0
+
+
+class _Log:
+    """llama.cpp's log lines as they come, all of them and those of its errors."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.errors: list[str] = []
+        self._begun = ""
+        self._error = False
+
+    def take(self, level: int, text: bytes, data: Any = None) -> None:
+        """One call of llama.cpp's: whole lines, or a piece of one that a later call continues."""
+        if level != _CONTINUED:
+            self._error = level == _ERROR_LEVEL
+        self._begun += text.decode("utf-8", "replace")
+        *whole, self._begun = self._begun.split("\n")
+        self.lines += whole
+        if self._error:
+            self.errors += whole
+
+
+def measure_context(
+    path: str | Path,
+    n_ctx: int,
+    n_batch: int = 512,
+    n_ubatch: int = 512,
+    *,
+    type_k: int | None = None,
+    type_v: int | None = None,
+    n_outputs_max: int = 0,
+    flash_attn: bool = False,
+    embeddings: bool = False,
+) -> ContextSizes:
+    """The sizes of a context of this model (its first shard). 0 for ``n_ctx``: what the model was trained
+    with; 0 for ``n_outputs_max``: logits for every token of a step, as llama.cpp does by itself. Sizes are
+    rounded up to what llama.cpp prints (0.01 MiB). Raises ModelError with llama.cpp's reason when it cannot
+    load the model."""
+    start = time.perf_counter()
+    with _captured_log() as log:
+        params = low.llama_model_default_params()
+        params.no_alloc = True
+        params.n_gpu_layers = 0
+        params.use_extra_bufts = False
+        params.load_mode = low.LLAMA_LOAD_MODE_NONE  # with no_alloc there is nothing to map
+        model = low.llama_model_load_from_file(str(path).encode(), params)
+        if not model:
+            raise ModelError(_load_failure(path, log.errors))
+        try:
+            context = low.llama_context_default_params()
+            context.n_ctx, context.n_batch, context.n_ubatch = n_ctx, n_batch, n_ubatch
+            context.n_outputs_max = n_outputs_max
+            context.embeddings = embeddings
+            context.offload_kqv = context.op_offload = False
+            context.flash_attn_type = (
+                low.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attn else low.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            )
+            if type_k is not None:
+                context.type_k = type_k
+            if type_v is not None:
+                context.type_v = type_v
+            made = low.llama_init_from_model(model, context)
+            if not made:
+                raise UsageError(f"llama.cpp cannot make a context of {n_ctx} tokens: {_reason(log.errors)}")
+            low.llama_free(made)
+        finally:
+            low.llama_model_free(model)
+    return _sizes(log.lines, time.perf_counter() - start)
+
+
+def _sizes(lines: list[str], seconds: float) -> ContextSizes:
+    """The sums of what the log says. A buffer that is made anew (named again) counts once, as it was last."""
+    buffers: dict[tuple[str, str], int] = {}
+    cache = 0
+    for line in lines:
+        if match := _BUFFER.match(line):
+            buffers[match[2], match[1]] = _bytes(match[3])
+        elif match := _CACHE.match(line):
+            cache += _bytes(match[1])
+    total = {"compute": 0, "output": 0}
+    for (kind, _), size in buffers.items():
+        total[kind] += size
+    if total["compute"] == 0:
+        raise ModelError(
+            f"llama-cpp-python {binding_version()} did not say how large its compute buffers are: "
+            "this version's log is not understood"
+        )
+    return ContextSizes(cache, total["compute"], total["output"], seconds)
+
+
+def _bytes(mib: str) -> int:
+    """Bytes of a printed size, which was rounded to two places: never less than was meant."""
+    return math.ceil((float(mib) + 0.005) * _MIB) if float(mib) else 0
+
+
+def _load_failure(path: str | Path, errors: list[str]) -> str:
+    unknown = next((m for line in errors if (m := _UNKNOWN_ARCHITECTURE.search(line))), None)
+    if unknown:
+        return (
+            f"{path}: this llama.cpp (llama-cpp-python {binding_version()}) does not know architecture "
+            f"{unknown[1]}: install a newer one"
+        )
+    return f"{path}: llama.cpp cannot load it: {_reason(errors)}"
+
+
+def _reason(errors: list[str]) -> str:
+    """The first error, which is the cause; the later ones say who gave up because of it."""
+    for line in errors:
+        text = re.sub(r"^\w+: ", "", line).removeprefix("error loading model: ").strip()
+        if text:
+            return text
+    return "it gives no reason"
+
+
+@contextmanager
+def _captured_log() -> Iterator[_Log]:
+    """llama.cpp's log goes to the value while inside, then again to the binding's own callback."""
+    log = _Log()
+    callback = low.llama_log_callback(log.take)
+    with _log_lock:
+        low.llama_log_set(callback, ctypes.c_void_p(0))
+        try:
+            yield log
+        finally:
+            low.llama_log_set(llama_cpp._logger.llama_log_callback, ctypes.c_void_p(0))
