@@ -5,6 +5,8 @@
 
 NB_MODULE(_core, m) {
     m.doc() = "moestream's core: stores, readers, policies and the hook that llama.cpp calls.";
+    // An exception that keeps an engine alive until exit is no leak worth a page of warnings.
+    nanobind::set_leak_warnings(false);
     bind_errors(m);
     bind_cache(m);
     bind_engine(m);

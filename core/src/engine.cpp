@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 namespace moestream {
 namespace {
@@ -74,7 +75,10 @@ Engine::~Engine() = default;
 
 void Engine::begin_load() {
     std::vector<LoadScope::File> files;
-    for (const auto& shard : index_.shards()) files.push_back(identify(shard));
+    for (const auto& shard : index_.shards()) {
+        files.push_back(identify(shard));
+        for (const auto& mapping : find_mappings(files.back())) mapped_before_.push_back(mapping.base);
+    }
     if (!options_.interpose || !install_slots(options_.libllama)) {
         options_.store_options.fallback("llama.cpp's own mapping is used, which reads the whole file at load: "
                                         "no import slot of mmap was found in " + options_.libllama);
@@ -99,12 +103,15 @@ void Engine::end_load(bool loaded) {
     if (!loaded) return;
     for (uint32_t s = 0; s < index_.shards().size(); ++s) {
         if (scope != nullptr && scope->answered()[s]) continue;
-        void* base = find_mapping(identify(index_.shards()[s]));
-        if (base == nullptr) {
+        const auto mappings = find_mappings(identify(index_.shards()[s]));
+        const auto mapping = std::find_if(mappings.begin(), mappings.end(), [&](const Mapping& m) {
+            return std::find(mapped_before_.begin(), mapped_before_.end(), m.base) == mapped_before_.end();
+        });
+        if (mapping == mappings.end()) {
             throw Error(ErrorKind::internal, "llama.cpp did not map " + index_.shards()[s].path +
                                                  ": streaming needs use_mmap=True and no GPU layers");
         }
-        store_->adopt(s, base);
+        store_->adopt(s, *mapping);
     }
     store_->load_dense();
 }

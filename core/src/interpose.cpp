@@ -180,23 +180,23 @@ LoadScope::LoadScope(std::vector<File> files, std::function<void*(uint32_t)> reg
 
 LoadScope::~LoadScope() { t_scope = nullptr; }
 
-void* find_mapping(const LoadScope::File& file) {
+std::vector<Mapping> find_mappings(const LoadScope::File& file) {
     std::ifstream maps("/proc/self/maps");
-    void* found = nullptr;
+    std::vector<Mapping> found;
     for (std::string line; std::getline(maps, line);) {
         unsigned long long begin = 0;
+        unsigned long long end = 0;
         unsigned long long offset = 0;
         unsigned major = 0;
         unsigned minor = 0;
         unsigned long long inode = 0;
-        if (std::sscanf(line.c_str(), "%llx-%*x %*s %llx %x:%x %llu", &begin, &offset, &major, &minor, &inode) != 5) {
+        if (std::sscanf(line.c_str(), "%llx-%llx %*s %llx %x:%x %llu", &begin, &end, &offset, &major, &minor,
+                        &inode) != 6) {
             continue;
         }
-        auto* address = reinterpret_cast<void*>(static_cast<uintptr_t>(begin));
-        if (offset == 0 && inode == file.inode && makedev(major, minor) == file.device &&
-            !regions().contains(address)) {
-            found = address;
-        }
+        auto* address = reinterpret_cast<char*>(static_cast<uintptr_t>(begin));
+        if (inode != file.inode || makedev(major, minor) != file.device || regions().contains(address)) continue;
+        found.push_back({address - offset, offset, offset + (end - begin)});
     }
     return found;
 }

@@ -1,6 +1,8 @@
 """The exception tree and the exit codes; only ``cli.main`` prints errors and exits.
 
 MoestreamError            4  something failed that should have worked (a read, a broken invariant)
+├── ReadError             4  bytes of the model could not be read; the text names shard, offset and tensor
+├── Cancelled             4  the running call was stopped by ``Llama.cancel``
 ├── UsageError            2  the caller's words are wrong: an option, a mechanism string, a size
 └── RefusedError          3  this model, box or llama.cpp cannot do what was asked; the text names the remedy
     ├── ModelError        3  the file is not a model this engine can run
@@ -16,6 +18,14 @@ class MoestreamError(Exception):
     """Base of every error this package raises on purpose. The text is one line that names the thing and the remedy."""
 
     exit_code = 4
+
+
+class ReadError(MoestreamError):
+    """Bytes of the model could not be read while it ran. Nothing was computed on them."""
+
+
+class Cancelled(MoestreamError):  # noqa: N818 - the word for it everywhere else
+    """The running call was stopped by ``Llama.cancel``."""
 
 
 class UsageError(MoestreamError):

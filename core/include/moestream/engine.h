@@ -75,6 +75,7 @@ class Engine {
     std::unique_ptr<Store> store_;
     std::unique_ptr<Predictor> predictor_;
     std::unique_ptr<LoadScope> scope_;
+    std::vector<char*> mapped_before_;     // the shards' mappings that are not of this load
     std::vector<uint32_t> bank_of_layer_;  // by layer, kNone
     std::vector<bool> chunked_;            // by bank: its layer has a bank of chunk experts too
     std::optional<Failure> failure_;

@@ -42,8 +42,14 @@ class LoadScope {
     std::vector<bool> answered_;
 };
 
-// Where this process has mapped a file from its start, or null: for a llama.cpp without import slots.
-void* find_mapping(const LoadScope::File& file);
+// A file's bytes [begin, end) in this process, at base + begin. llama.cpp unmaps what lies outside its tensors.
+struct Mapping {
+    char* base = nullptr;
+    uint64_t begin = 0;
+    uint64_t end = 0;
+};
+// Every mapping of the file that is not one of our regions: for a llama.cpp without import slots.
+std::vector<Mapping> find_mappings(const LoadScope::File& file);
 
 // Regions whose munmap and posix_madvise are ours. `forget_region` before the owner unmaps.
 void register_region(void* base, size_t bytes);

@@ -60,7 +60,6 @@ class Reader {
 
 struct ReaderOptions {
     uint32_t max_queued = 1024;  // most reads ever in flight (queued or started) at once
-    uint64_t split_bytes = 0;    // cut larger reads into pieces of this size, 0: never
 };
 
 using ReaderFactory = std::function<std::unique_ptr<Reader>(const ReaderOptions&, const std::string& argument)>;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "moestream/cache.h"
+#include "moestream/interpose.h"
 #include "moestream/reader.h"
 #include "moestream/slab_index.h"
 
@@ -59,8 +60,8 @@ class Store {
     explicit Store(const SlabIndex& index) : index_(index) {}
     virtual ~Store() = default;
     virtual void* region(uint32_t shard) = 0;
-    // llama.cpp has mapped the shard itself at `base` (no import slot): lay the store over that mapping.
-    virtual void adopt(uint32_t shard, void* base) = 0;
+    // llama.cpp has mapped the shard itself (no import slot): lay the store over that mapping.
+    virtual void adopt(uint32_t shard, const Mapping& mapping) = 0;
     virtual void load_dense() = 0;
     virtual void set_capacities(std::span<const uint32_t> capacities) = 0;
     // False: nothing happens at a route, so the graph need not be cut there.

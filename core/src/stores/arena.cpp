@@ -25,7 +25,7 @@ class ArenaStore : public ShardedStore {
     ArenaStore(const SlabIndex& index, const StoreOptions& options);
 
     void* region(uint32_t shard) override;
-    void adopt(uint32_t shard, void* base) override;
+    void adopt(uint32_t shard, const Mapping& mapping) override;
     void load_dense() override;
     void set_capacities(std::span<const uint32_t> capacities) override;
     bool streams() const override { return !geometry_.parts().empty(); }
@@ -65,7 +65,7 @@ class ArenaStore : public ShardedStore {
 };
 
 ArenaStore::ArenaStore(const SlabIndex& index, const StoreOptions& options)
-    : ShardedStore(index, options), reader_(make_reader(options.reader, ReaderOptions{kReaderQueue, 0})),
+    : ShardedStore(index, options), reader_(make_reader(options.reader, ReaderOptions{kReaderQueue})),
       frame_(index.experts()), state_(size_t{index.experts()} * kSlots, SlabState::absent),
       demanded_(size_t{index.experts()} * kSlots), slot_(index.tensors().size()) {
     if (options_.dense == "mapped") {
@@ -86,11 +86,7 @@ void* ArenaStore::region(uint32_t shard) {
     return region.base;
 }
 
-void ArenaStore::adopt(uint32_t shard, void* base) {
-    auto& region = regions_[shard];
-    region.base = reserve(region.bytes, kPage, base);
-    region.foreign = true;
-}
+void ArenaStore::adopt(uint32_t shard, const Mapping& mapping) { overlay(shard, mapping); }
 
 void ArenaStore::load_dense() {
     read_resident(*reader_);

@@ -37,10 +37,7 @@ class MappedStore : public ShardedStore {
         register_region(region.base, region.bytes);
         return base;
     }
-    void adopt(uint32_t shard, void* base) override {
-        regions_[shard].base = static_cast<char*>(base);
-        regions_[shard].foreign = true;
-    }
+    void adopt(uint32_t shard, const Mapping& mapping) override { use(shard, mapping); }
     void load_dense() override {
         if (options_.dense == "anon") copy_resident();
         if (options_.dense == "mlock") lock_resident();
@@ -77,7 +74,7 @@ class MappedStore : public ShardedStore {
     void copy_resident() {
         for (uint32_t s = 0; s < regions_.size(); ++s) {
             if (regions_[s].base == nullptr || regions_[s].loaded) continue;
-            for (const auto& range : geometry_.resident(s)) {
+            for (const auto& range : resident(s)) {
                 reserve(range.end - range.begin, kPage, regions_[s].base + range.begin);
             }
         }

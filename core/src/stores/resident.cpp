@@ -33,15 +33,12 @@ class ResidentStore : public ShardedStore {
         }
         return region.base;
     }
-    void adopt(uint32_t shard, void* base) override {
-        regions_[shard].base = reserve(regions_[shard].bytes, kPage, base);
-        regions_[shard].foreign = true;
-    }
+    void adopt(uint32_t shard, const Mapping& mapping) override { overlay(shard, mapping); }
     void load_dense() override {
         for (uint32_t s = 0; s < regions_.size(); ++s) {
             auto& region = regions_[s];
             if (region.base == nullptr || region.loaded) continue;
-            read_range(*reader_, s, {0, region.bytes});
+            read_range(*reader_, s, {region.begin, region.end});
             drain(*reader_, 0);
             region.loaded = true;
             if (options_.dense == "mlock" && mlock(region.base, region.bytes) != 0) {

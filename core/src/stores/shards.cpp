@@ -33,7 +33,7 @@ bool reads_directly(int fd, uint64_t file_bytes) {
 
 ShardedStore::ShardedStore(const SlabIndex& index, StoreOptions options)
     : Store(index), geometry_(index), options_(std::move(options)), regions_(index.shards().size()) {
-    for (uint32_t s = 0; s < regions_.size(); ++s) regions_[s].bytes = index.shards()[s].bytes;
+    for (uint32_t s = 0; s < regions_.size(); ++s) regions_[s].bytes = regions_[s].end = index.shards()[s].bytes;
 }
 
 ShardedStore::~ShardedStore() {
@@ -75,6 +75,29 @@ Store::Place ShardedStore::place(const void* address) const {
         return {tensor, index_.tensors()[tensor].bank};
     }
     return {};
+}
+
+std::vector<Geometry::Range> ShardedStore::resident(uint32_t shard) const {
+    std::vector<Geometry::Range> ranges;
+    for (const auto& range : geometry_.resident(shard)) {
+        const uint64_t begin = std::max(range.begin, regions_[shard].begin);
+        const uint64_t end = std::min(range.end, regions_[shard].end);
+        if (begin < end) ranges.push_back({begin, end});
+    }
+    return ranges;
+}
+
+void ShardedStore::use(uint32_t shard, const Mapping& mapping) {
+    auto& region = regions_[shard];
+    region.base = mapping.base;
+    region.begin = mapping.begin;
+    region.end = std::min(mapping.end, region.bytes);
+    region.foreign = true;
+}
+
+void ShardedStore::overlay(uint32_t shard, const Mapping& mapping) {
+    use(shard, mapping);
+    reserve(mapping.end - mapping.begin, kPage, mapping.base + mapping.begin);
 }
 
 void ShardedStore::fail(int error, std::string what) {
@@ -128,7 +151,7 @@ void ShardedStore::read_resident(Reader& reader) {
     for (uint32_t s = 0; s < regions_.size(); ++s) {
         auto& region = regions_[s];
         if (region.base == nullptr || region.loaded) continue;
-        for (const auto& range : geometry_.resident(s)) read_range(reader, s, range);
+        for (const auto& range : resident(s)) read_range(reader, s, range);
         drain(reader, 0);
         region.loaded = true;
         if (region.fd == region.buffered_fd) posix_fadvise(region.fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -141,7 +164,7 @@ void ShardedStore::lock_resident() {
     for (uint32_t s = 0; s < regions_.size(); ++s) {
         if (regions_[s].base == nullptr || regions_[s].locked) continue;
         regions_[s].locked = true;
-        for (const auto& range : geometry_.resident(s)) {
+        for (const auto& range : resident(s)) {
             if (mlock(regions_[s].base + range.begin, range.end - range.begin) == 0) continue;
             error = errno;
             refused += range.end - range.begin;

@@ -25,6 +25,8 @@ class ShardedStore : public Store {
     struct Region {
         char* base = nullptr;
         uint64_t bytes = 0;   // of the file
+        uint64_t begin = 0;   // what of the file is in the region: all of it, unless llama.cpp mapped it
+        uint64_t end = 0;
         int fd = -1;          // as the mechanism reads slabs: O_DIRECT or buffered
         int buffered_fd = -1;
         bool foreign = false;  // llama.cpp's own mapping, which it unmaps itself
@@ -44,6 +46,11 @@ class ShardedStore : public Store {
     void lock_resident();
     void fail(int error, std::string what);
     void open_shards(bool direct);
+    // The shard's ranges that never move, within what is mapped of it.
+    std::vector<Geometry::Range> resident(uint32_t shard) const;
+    // Uses llama.cpp's mapping as the region; `overlay` also puts memory of our own in its place.
+    void use(uint32_t shard, const Mapping& mapping);
+    void overlay(uint32_t shard, const Mapping& mapping);
 
     Geometry geometry_;
     StoreOptions options_;

@@ -1,0 +1,398 @@
+"""``Llama``: llama.cpp's binding with the experts streamed from disk.
+
+The order of a load: read the header; ask llama.cpp (without allocating) what the context will need; plan; let the
+parent's constructor load the model over the store; measure what the process really uses; give the rest of the cap to
+experts. Everything else of the parent works unchanged, because only its memory and its eval callback are ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from moestream import _core
+from moestream.binding import libllama_path, llama_cpp, node_callback, set_abort_callback, wrapped_defaults
+from moestream.box import Box, process_memory
+from moestream.dryrun import measure_context
+from moestream.errors import (
+    AbiError,
+    BudgetError,
+    Cancelled,
+    EngagementError,
+    ModelError,
+    MoestreamError,
+    ReadError,
+    RefusedError,
+    UsageError,
+)
+from moestream.mechanism import Mechanism
+from moestream.model import Model, check_architecture, read_model
+from moestream.plan import Plan, make_plan, slab_geometry, split_budget
+from moestream.recorder import Recorder, summary
+from moestream.stats import Step
+from moestream.units import format_bytes, parse_size
+
+Progress = Callable[[int, int], None]
+
+_KINDS: dict[str, type[MoestreamError]] = {
+    "usage": UsageError,
+    "refused": RefusedError,
+    "unsupported": RefusedError,
+    "io": ReadError,
+    "abi": AbiError,
+}
+#: Arguments of the parent that would put experts where the engine cannot stream them.
+_REFUSED_ARGUMENTS = {
+    "n_gpu_layers": "streamed experts stay on the CPU: leave n_gpu_layers at 0",
+    "use_mlock": "llama.cpp's mlock would lock the experts too: use dense mlock (mechanism '...+mlock')",
+    "lora_path": "llama.cpp does not map a model that has a LoRA: merge it into the file",
+    "vocab_only": "a vocabulary has no experts to stream: use llama_cpp.Llama",
+}
+
+
+def _translate(error: Exception) -> MoestreamError:
+    kind, text = error.args if len(error.args) == 2 else ("internal", str(error))
+    return _KINDS.get(kind, MoestreamError)(text)
+
+
+class Llama(llama_cpp.Llama):  # type: ignore[misc]
+    """A drop-in ``llama_cpp.Llama`` whose routed experts come from disk within a memory cap.
+
+    ``ram`` is the cap of the whole process (``"4GiB"``, bytes; None: what the box has to spare). ``mechanism`` is a
+    ``Mechanism`` or its text (None: everything in memory where it fits, else the default arena). With ``strict`` a
+    mechanism that does not engage as asked is an EngagementError instead of an entry of ``fallbacks``. All other
+    arguments are the parent's. ``n_batch`` is cut when the budget cannot hold a batch's experts.
+
+    Raises ModelError, BudgetError, AbiError, UsageError, EngagementError; while running ReadError and Cancelled.
+    Not thread-safe, as the parent; ``cancel`` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        ram: str | int | None = None,
+        mechanism: str | Mechanism | None = None,
+        *,
+        strict: bool = False,
+        on_progress: Progress | None = None,
+        _interpose: bool = True,
+        **arguments: Any,
+    ) -> None:
+        start = time.perf_counter()
+        self._engine: Any = None
+        self._recorder: Recorder | None = None
+        self._generating = False
+        self._cancelled = False
+        self.fallbacks: list[str] = []
+        self.model_info: Model = read_model(model_path)
+        check_architecture(self.model_info)
+        arguments.setdefault("verbose", False)
+        if isinstance(mechanism, str):
+            mechanism = Mechanism.parse(mechanism)
+        cap = parse_size(ram) if ram is not None else None
+        if not self.model_info.is_moe:
+            self._load_dense(cap, mechanism, arguments)
+        else:
+            self._load_streamed(cap, mechanism, strict, on_progress, _interpose, arguments)
+        self._record_steps()
+        self.load_stats = {"seconds": time.perf_counter() - start, "bytes_read": self._load_bytes()}
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    def _load_dense(self, cap: int | None, mechanism: Mechanism | None, arguments: dict[str, Any]) -> None:
+        """A model without experts: the parent's own load, said in ``fallbacks``."""
+        self.fallbacks.append("a dense model has no experts to stream: loaded as llama.cpp does, the cap is not used")
+        self.plan: Plan | None = None
+        self.mechanism: Mechanism | None = None
+        super().__init__(str(self.model_info.paths[0]), **arguments)
+
+    def _load_streamed(
+        self,
+        cap: int | None,
+        mechanism: Mechanism | None,
+        strict: bool,
+        on_progress: Progress | None,
+        interpose: bool,
+        arguments: dict[str, Any],
+    ) -> None:
+        for name, reason in _REFUSED_ARGUMENTS.items():
+            if arguments.get(name):
+                raise UsageError(f"{name}: {reason}")
+        if arguments.get("use_mmap") is False:
+            raise UsageError("use_mmap=False: the experts' addresses come from the mapping; leave it at True")
+        self.plan = self._make_plan(cap, mechanism, arguments)
+        self.mechanism = self.plan.mechanism
+        self._engine = self._make_engine(strict, on_progress, interpose)
+        self._load_parent(arguments)
+        try:
+            self._give_budget()
+            if strict and self.fallbacks:
+                raise EngagementError("not as asked (--strict): " + "; ".join(self.fallbacks))
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_plan(self, cap: int | None, mechanism: Mechanism | None, arguments: dict[str, Any]) -> Plan:
+        n_ctx = arguments.get("n_ctx", 512) or self.model_info.n_ctx_train
+        n_batch = min(n_ctx, arguments.get("n_batch", 512))
+        n_ubatch = min(n_batch, arguments.get("n_ubatch", 512))
+        sizes = measure_context(
+            self.model_info.paths[0],
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_ubatch=n_ubatch,
+            type_k=arguments.get("type_k"),
+            type_v=arguments.get("type_v"),
+            flash_attn=bool(arguments.get("flash_attn", False)),
+            n_outputs_max=_outputs(arguments),
+        )
+        plan = make_plan(self.model_info, Box(), cap, mechanism, sizes, n_ubatch=n_ubatch)
+        if plan.n_batch < n_ubatch:
+            arguments["n_batch"] = arguments["n_ubatch"] = plan.n_batch
+        return plan
+
+    def _make_engine(self, strict: bool, on_progress: Progress | None, interpose: bool) -> Any:
+        model, mechanism = self.model_info, self.mechanism
+        assert mechanism is not None
+        trunk = model.n_layers - model.n_mtp_layers
+
+        def build(reader: str) -> Any:
+            return _core.Engine(
+                shards=[(str(shard.path), shard.bytes) for shard in model.shards],
+                tensors=core_tensors(model),
+                layers=[bank.layer for bank in model.banks],
+                optional_banks=[bank.layer >= trunk or bank.kind != "routed" for bank in model.banks],
+                libllama=libllama_path(),
+                store=mechanism.store,
+                reader=reader,
+                policy=mechanism.policy,
+                predictor=mechanism.predictor,
+                dense=mechanism.dense,
+                direct=mechanism.variant != "buffered",
+                interpose=interpose,
+                fallback=self.fallbacks.append,
+                progress=on_progress or (lambda done, total: None),
+            )
+
+        try:
+            return build(mechanism.reader)
+        except _core.CoreError as error:
+            if error.args[0] != "unsupported" or strict:
+                raise (EngagementError(error.args[1]) if strict else _translate(error)) from None
+            self.mechanism = dataclasses.replace(mechanism, reader="threads:4")
+            self.fallbacks.append(f"{error.args[1]}: threads:4 instead of {mechanism.reader}")
+            return build("threads:4")
+
+    def _load_parent(self, arguments: dict[str, Any]) -> None:
+        """The parent's constructor with its parameters completed and its mappings answered by the store."""
+        engine = self._engine
+        outputs = _outputs(arguments)
+
+        def model_params(params: Any) -> None:
+            params.use_extra_bufts = False
+
+        def context_params(params: Any) -> None:
+            params.cb_eval = node_callback(engine.node_callback)
+            params.cb_eval_user_data = engine.address
+            params.op_offload = False
+            if outputs:
+                params.n_outputs_max = outputs
+
+        loaded = False
+        try:
+            engine.begin_load()
+            try:
+                with wrapped_defaults(model_params, context_params):
+                    super().__init__(str(self.model_info.paths[0]), **arguments)
+                loaded = True
+            finally:
+                engine.end_load(loaded)
+        except _core.CoreError as error:
+            self.close()
+            raise _translate(error) from None
+        except ValueError as error:
+            self.close()
+            raise ModelError(f"llama.cpp cannot load {self.model_info.paths[0]}: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+        set_abort_callback(self._ctx.ctx, engine.abort_callback, engine.address)
+
+    def _give_budget(self) -> None:
+        """Measure what the process uses now and give the rest of the cap to experts."""
+        assert self.plan is not None
+        if self.plan.mechanism.store != "arena":
+            return
+        geometry = slab_geometry(self.model_info)
+        used = process_memory().anon_bytes
+        # The compute buffers are reserved but not yet touched; everything else of the context is.
+        budget = self.plan.cap_bytes - used - self.plan.compute_bytes - self.plan.margin_bytes
+        wanted = min(budget, geometry.frame_bytes_total)
+        try:
+            capacities = split_budget(geometry, wanted, self.plan.n_batch)
+        except BudgetError as error:
+            raise BudgetError(
+                f"after loading, {format_bytes(used)} of the cap of {format_bytes(self.plan.cap_bytes)} are in use "
+                f"and too little is left for experts: {error}",
+                error.smallest_bytes,
+            ) from None
+        huge_before = process_memory().huge_bytes
+        try:
+            self._engine.set_capacities(capacities)
+        except _core.CoreError as error:
+            raise _translate(error) from None
+        expert_bytes = geometry.bytes_of(capacities)
+        huge = process_memory().huge_bytes - huge_before
+        if huge < expert_bytes // 2:
+            self.fallbacks.append(
+                f"huge pages hold {format_bytes(max(huge, 0))} of the {format_bytes(expert_bytes)} for experts: "
+                "reads come in more, smaller pieces (see /sys/kernel/mm/transparent_hugepage)"
+            )
+        dense = self._engine.counters["dense_bytes"]
+        self.plan = dataclasses.replace(
+            self.plan,
+            expert_bytes=expert_bytes,
+            capacities=tuple(capacities),
+            other_bytes=max(0, used - dense - self.plan.kv_bytes),
+        )
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def _record_steps(self) -> None:
+        engine = self._engine
+        zero = dict.fromkeys(_COUNTERS, 0)
+        self._recorder = Recorder((lambda: engine.counters) if engine is not None else (lambda: zero))
+        context = self._ctx
+        for name in ("decode", "encode"):
+            setattr(context, name, self._recorded(getattr(context, name)))
+
+    def _recorded(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        engine, recorder = self._engine, self._recorder
+        assert recorder is not None
+
+        def step(batch: Any) -> Any:
+            if engine is None:
+                return recorder.measure(batch.n_tokens(), lambda: run(batch))
+            engine.begin_step()
+            try:
+                result = recorder.measure(batch.n_tokens(), lambda: run(batch))
+            except RuntimeError:
+                if self._cancelled:
+                    raise Cancelled("stopped") from None
+                if engine.failure is None:
+                    raise
+            finally:
+                engine.end_step()
+            if engine.failure is not None:
+                raise self._failure()
+            return result
+
+        return step
+
+    def _failure(self) -> MoestreamError:
+        error, text = self._engine.failure
+        self._engine.clear_failure()
+        return ReadError(text) if error else MoestreamError(text)
+
+    def _begin_call(self) -> None:
+        if self._recorder is not None and not self._generating:
+            self._recorder.begin_call()
+            self._cancelled = False
+            if self._engine is not None:
+                self._engine.cancel(False)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Iterator[int]:
+        self._begin_call()
+        self._generating = True
+        try:
+            yield from super().generate(*args, **kwargs)
+        finally:
+            self._generating = False
+
+    def eval(self, tokens: Any) -> None:
+        self._begin_call()
+        super().eval(tokens)
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin_call()
+        return super().embed(*args, **kwargs)
+
+    def cancel(self) -> None:
+        """Stop the running call within one layer: it raises Cancelled. From any thread; lasts until the next call."""
+        self._cancelled = True
+        if self._engine is not None:
+            self._engine.cancel(True)
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    @property
+    def last_steps(self) -> list[Step]:
+        """The steps of the last call, oldest first."""
+        return list(self._recorder.last) if self._recorder is not None else []
+
+    def stats(self) -> dict[str, Any]:
+        """``load`` {seconds, bytes_read}, and ``since_load`` and ``last_call`` with ``prefill`` and ``decode`` each."""
+        recorder = self._recorder
+        assert recorder is not None
+        return {
+            "load": dict(self.load_stats),
+            "since_load": summary(recorder.all),
+            "last_call": summary(recorder.last),
+        }
+
+    def _load_bytes(self) -> int:
+        return int(self._engine.counters["dense_bytes"]) if self._engine is not None else self.model_info.bytes
+
+    def close(self) -> None:
+        """Free the model, then the store under it. Idempotent."""
+        if hasattr(self, "_stack"):
+            super().close()
+        # llama.cpp's tensors point into the store's regions: it goes only after them.
+        self._engine = None
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+_COUNTERS = (
+    "hits",
+    "misses",
+    "bytes",
+    "stall_ns",
+    "memory_ns",
+    "speculative_issued",
+    "speculative_used",
+    "speculative_wasted_bytes",
+)
+
+
+def core_tensors(model: Model) -> list[tuple[str, int, int, int, int, int]]:
+    """The expert tensors as the core takes them: name, bank, shard, offset, slab_bytes, count."""
+    return [
+        (tensor.name, tensor.bank, tensor.shard, tensor.offset, tensor.slab_bytes, tensor.count)
+        for bank in model.banks
+        for tensor in bank.tensors
+    ]
+
+
+def _outputs(arguments: dict[str, Any]) -> int:
+    """Most rows of logits a step can ask for, or 0 for llama.cpp's own default (as many as the batch).
+
+    The parent asks for the last row only, unless told otherwise: a compute buffer for every row of a batch would cost
+    as much memory as a hundred experts.
+    """
+    if arguments.get("logits_all") or arguments.get("embedding") or arguments.get("draft_model") is not None:
+        return 0
+    return 1
+
+
+def smallest_cap(plan: Plan) -> int:
+    """The plan's smallest cap, rounded up to whole MB for people."""
+    return math.ceil(plan.smallest_cap_bytes / 1e6) * 1_000_000
