@@ -3,7 +3,9 @@ cap."""
 
 from __future__ import annotations
 
+from moestream.box.cage import Cage
 from moestream.box.cgroup import Mount
+from moestream.box.disk import DirectIo, DiskRate, direct_io_alignment, disk_rate
 from moestream.box.facts import Box, Limit
 from moestream.box.process import (
     Faults,
@@ -16,10 +18,15 @@ from moestream.box.process import (
 
 __all__ = [
     "Box",
+    "Cage",
+    "DirectIo",
+    "DiskRate",
     "Faults",
     "Limit",
     "Mount",
     "ProcessMemory",
+    "direct_io_alignment",
+    "disk_rate",
     "faults",
     "peak_rss_bytes",
     "process_io",

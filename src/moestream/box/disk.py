@@ -1,0 +1,175 @@
+"""What a file's disk allows: whether it can be read past the page cache, and how fast."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import mmap
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PAGE = 4096
+_BLOCK = 1 << 20
+_THREADS = 8
+#: A disk's rate drifts by the minute and changes with the machine; a day is what a plan needs.
+MAX_AGE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class DirectIo:
+    """``alignment``: what offsets and lengths of an O_DIRECT read must be multiples of, as a read proved;
+    None when such reads do not work, and ``reason`` says which one failed."""
+
+    alignment: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class DiskRate:
+    """Random 1 MiB reads by 8 threads. ``direct``: past the page cache; else through it, the range dropped
+    before. ``measured_at``: seconds since the epoch."""
+
+    bytes_per_s: float
+    direct: bool
+    measured_at: float
+
+    @property
+    def age_s(self) -> float:
+        return max(0.0, time.time() - self.measured_at)
+
+
+def direct_io_alignment(path: str | Path) -> DirectIo:
+    """Open the file with O_DIRECT and read it: inside at the smallest alignment that works, at 0, and its
+    tail."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return DirectIo(None, "this system has no O_DIRECT")
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
+    except OSError as error:
+        return DirectIo(None, f"O_DIRECT open of {path}: {error.strerror}")
+    try:
+        size = os.fstat(handle).st_size
+        last: OSError | None = None
+        for alignment in (512, 1024, 2048, _PAGE):
+            try:
+                # An odd multiple, so that a larger alignment cannot pass for a smaller one.
+                inside = alignment if size >= 2 * alignment else 0
+                tail = max(0, size - 1) // alignment * alignment
+                for offset in (0, inside, tail):
+                    _read_exactly(handle, offset, alignment, min(alignment, size - offset))
+            except OSError as error:
+                last = error
+                continue
+            return DirectIo(alignment, f"O_DIRECT reads at multiples of {alignment} bytes, the tail included")
+        return DirectIo(None, f"O_DIRECT read of {path}: {last.strerror if last else 'refused'}")
+    finally:
+        os.close(handle)
+
+
+def _read_exactly(handle: int, offset: int, length: int, expected: int) -> None:
+    """One aligned read; OSError also when it brings fewer bytes than the file has there."""
+    with mmap.mmap(-1, 2 * _PAGE) as buffer, memoryview(buffer) as view:
+        # The buffer is aligned to just this length, not to a page.
+        start = length if length < _PAGE else 0
+        with view[start : start + length] as part:
+            got = os.preadv(handle, [part], offset)
+    if got != expected:
+        raise OSError(5, f"{got} bytes at {offset} instead of {expected}")
+
+
+def disk_rate(path: str | Path, seconds: float = 0.5, *, max_age_s: float = MAX_AGE_S) -> DiskRate | None:
+    """The rate of the device a file lies on: as measured at most ``max_age_s`` ago and remembered, or
+    measured now in ``seconds`` (at most 1). None when the file is too small or not readable."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    store = _cache_directory() / "disk.json"
+    remembered = _remembered(store).get(device)
+    if remembered is not None and remembered.age_s <= max_age_s:
+        return remembered
+    if status.st_size < 8 * _BLOCK:
+        return None
+    try:
+        rate = _measure(path, status.st_size, min(seconds, 1.0))
+    except OSError:
+        return None
+    _remember(store, device, rate)
+    return rate
+
+
+def _measure(path: str | Path, size: int, seconds: float) -> DiskRate:
+    direct = direct_io_alignment(path).alignment is not None
+    blocks = size // _BLOCK
+    stop = threading.Event()
+    with _opened(path, direct) as handle, concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        start = time.perf_counter()
+        done = [
+            pool.submit(_read_blocks, handle, direct, random.Random(start + number), blocks, stop.is_set)
+            for number in range(_THREADS)
+        ]
+        stop.wait(seconds)  # nobody sets it: this is the measurement's length
+        stop.set()
+        total = sum(future.result() for future in done)
+        elapsed = time.perf_counter() - start
+    return DiskRate(total / elapsed, direct, time.time())
+
+
+def _read_blocks(
+    handle: int, direct: bool, numbers: random.Random, blocks: int, stopped: Callable[[], bool]
+) -> int:
+    """Read random blocks until told to stop; the bytes read."""
+    total = 0
+    with mmap.mmap(-1, _BLOCK) as buffer:
+        while not stopped():
+            offset = numbers.randrange(blocks) * _BLOCK
+            if not direct:
+                os.posix_fadvise(handle, offset, _BLOCK, os.POSIX_FADV_DONTNEED)
+            total += os.preadv(handle, [buffer], offset)
+    return total
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, direct: bool) -> Iterator[int]:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "moestream"
+
+
+def _remembered(store: Path) -> dict[str, DiskRate]:
+    """The rates by device number; {} when there is no readable file (a damaged one is measured anew)."""
+    try:
+        entries: dict[str, Any] = json.loads(store.read_text())
+        return {
+            device: DiskRate(float(e["bytes_per_s"]), bool(e["direct"]), float(e["measured_at"]))
+            for device, e in entries.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _remember(store: Path, device: str, rate: DiskRate) -> None:
+    rates = {**_remembered(store), device: rate}
+    text = json.dumps({name: vars(value) for name, value in rates.items()}, indent=2)
+    fresh = store.with_suffix(f".{os.getpid()}")
+    # A home that cannot be written to costs half a second next time, no more.
+    with contextlib.suppress(OSError):
+        store.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(text)
+        fresh.replace(store)
