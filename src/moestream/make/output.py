@@ -139,8 +139,11 @@ def new_file(out: Path, size_bytes: int) -> Iterator[Path]:
                 f"{out} needs {format_bytes(size_bytes)} and {out.parent} has {format_bytes(free)} free: "
                 "free some space or name another place with --out"
             )
-        yield temporary
-        temporary.replace(out)
+        try:
+            yield temporary
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise RefusedError(
@@ -150,5 +153,3 @@ def new_file(out: Path, size_bytes: int) -> Iterator[Path]:
         raise RefusedError(
             f"cannot write {out}: {error.strerror or error}; name another place with --out"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
