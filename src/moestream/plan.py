@@ -27,10 +27,11 @@ HUGE_PAGE = 2 << 20
 #: vocabulary of 49,152 (350 bytes a token); the rest is the sampler's and the command line's.
 BASE_BYTES = 50_000_000
 BASE_BYTES_PER_VOCAB = 400
-#: Kept free for what grows after the plan: page tables and mappings (they grow with the cap), text,
-#: statistics.
+#: Kept free for what no process figure shows but a cgroup counts, and for what grows after the plan: text and
+#: statistics, and, in proportion to the file, page tables (1/512 of the addresses ever used, kept when pages
+#: move away) and the mappings that moved slabs are.
 MARGIN_BYTES = 16 << 20
-MARGIN_SHARE = 128
+MARGIN_SHARE = 256
 #: Left to the rest of the machine when no cap is named: this much, or a tenth of what is available.
 RESERVE_BYTES = 512 << 20
 
@@ -219,17 +220,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Need:
-    """Bytes a mechanism keeps whatever the cap (without the margin), and the fewest it needs for experts."""
+    """Bytes a mechanism needs whatever the cap; ``experts``: the fewest it can run with."""
 
     dense: int
     boundary: int
     experts: int
     process: int
+    margin: int
 
+    @property
+    def fixed(self) -> int:
+        return self.dense + self.boundary + self.process + self.margin
+
+    @property
     def smallest_cap(self) -> int:
-        """The least cap, in whole MB, whose margin also fits."""
-        bytes_ = self.dense + self.boundary + self.experts + self.process + MARGIN_BYTES
-        return math.ceil((bytes_ + 1) * MARGIN_SHARE / (MARGIN_SHARE - 1) / 1e6) * 1_000_000
+        """The least cap that works, in whole MB."""
+        return math.ceil((self.fixed + self.experts) / 1e6) * 1_000_000
 
 
 def make_plan(
@@ -268,14 +274,13 @@ def make_plan(
     if mechanism is None:
         mechanism = _choose(model, geometry, cap_bytes, process, reasons)
     need = _need(model, geometry, mechanism, process)
-    smallest = need.smallest_cap()
-    margin = MARGIN_BYTES + cap_bytes // MARGIN_SHARE
-    left = cap_bytes - margin - need.dense - need.boundary - need.process
+    smallest = need.smallest_cap
+    left = cap_bytes - need.fixed
     if left < need.experts:
-        raise BudgetError(_too_little(mechanism, cap_bytes, need, margin, smallest), smallest)
+        raise BudgetError(_too_little(mechanism, cap_bytes, need), smallest)
     capacities, n_batch, expert_bytes = _experts(model, geometry, mechanism, left, n_ubatch)
     demand = _movable_demand(model, geometry)
-    reasons += _reasons(need, sizes, base_bytes, margin, geometry)
+    reasons += _reasons(need, sizes, base_bytes, geometry)
     warnings = _warnings(mechanism, cap_bytes, available, expert_bytes, demand, n_batch, n_ubatch)
     whole = geometry.frame_bytes_total if mechanism.store == "arena" else model.expert_bytes
     share = min(1.0, expert_bytes / max(1, whole))
@@ -288,7 +293,7 @@ def make_plan(
         kv_bytes=sizes.kv_bytes,
         compute_bytes=compute_bytes,
         other_bytes=base_bytes,
-        margin_bytes=margin,
+        margin_bytes=need.margin,
         expert_bytes=expert_bytes,
         capacities=capacities,
         demand_bytes_per_token=demand,
@@ -302,19 +307,20 @@ def make_plan(
 
 def _need(model: Model, geometry: Geometry, mechanism: Mechanism, process: int) -> _Need:
     dense = geometry.resident_bytes - geometry.boundary_bytes
+    margin = MARGIN_BYTES + model.bytes // MARGIN_SHARE
     if mechanism.store == "arena":
         lowest = geometry.bytes_of(geometry.smallest(1))
-        return _Need(dense, geometry.boundary_bytes, lowest, process)
+        return _Need(dense, geometry.boundary_bytes, lowest, process, margin)
     if mechanism.store == "resident":
-        return _Need(model.dense_bytes, 0, model.expert_bytes, process)
+        return _Need(model.dense_bytes, 0, model.expert_bytes, process, margin)
     if mechanism.dense == "mapped":  # clean pages the kernel can drop: nothing has to fit
-        return _Need(0, 0, 0, process)
-    return _Need(dense, geometry.boundary_bytes, 0, process)
+        return _Need(0, 0, 0, process, margin)
+    return _Need(dense, geometry.boundary_bytes, 0, process, margin)
 
 
 def _choose(model: Model, geometry: Geometry, cap_bytes: int, process: int, reasons: list[str]) -> Mechanism:
     resident = Mechanism.parse("resident")
-    whole = _need(model, geometry, resident, process).smallest_cap()
+    whole = _need(model, geometry, resident, process).smallest_cap
     fits = whole <= cap_bytes
     chosen = resident if fits else DEFAULT
     how = "fits" if fits else "does not fit"
@@ -373,7 +379,7 @@ def _speed(
     return rates[0], rates[1]
 
 
-def _reasons(need: _Need, sizes: ContextSizes, base: int, margin: int, geometry: Geometry) -> list[str]:
+def _reasons(need: _Need, sizes: ContextSizes, base: int, geometry: Geometry) -> list[str]:
     size = format_bytes
     return [
         f"dense {size(need.dense)}: pages without expert bytes, read once at load",
@@ -381,7 +387,7 @@ def _reasons(need: _Need, sizes: ContextSizes, base: int, margin: int, geometry:
         f"KV cache {size(sizes.kv_bytes)}, compute buffers {size(sizes.compute_bytes)}, output "
         f"{size(sizes.output_bytes)}: llama.cpp's own figures for this context",
         f"other {size(base)}: Python, the binding, the vocabulary and the index",
-        f"margin {size(margin)}: {size(MARGIN_BYTES)} and 1/{MARGIN_SHARE} of the cap for page tables, text",
+        f"margin {size(need.margin)}: {size(MARGIN_BYTES)} and 1/{MARGIN_SHARE} of the file, for page tables",
         f"experts at least {size(need.experts)}: one token's demand of the widest layer of "
         f"{len(geometry.parts)} part{'s' if len(geometry.parts) != 1 else ''}",
     ]
@@ -407,12 +413,13 @@ def _warnings(
     return warnings
 
 
-def _too_little(mechanism: Mechanism, cap: int, need: _Need, margin: int, smallest: int) -> str:
+def _too_little(mechanism: Mechanism, cap: int, need: _Need) -> str:
     size = format_bytes
     return (
         f"{size(cap)} is too little for {mechanism.store}: dense {size(need.dense + need.boundary)}, context "
-        f"and process {size(need.process)}, margin {size(margin)}, experts at least {size(need.experts)}; "
-        f"the smallest cap that works is {_mb(smallest)}"
+        f"and process {size(need.process)}, margin {size(need.margin)}, experts at least "
+        f"{size(need.experts)}; the smallest cap that works is {_mb(need.smallest_cap)} "
+        "(a shorter context or a smaller batch lowers it)"
     )
 
 
