@@ -252,6 +252,14 @@ def test_gpt_oss_has_biases_of_experts_and_glm_a_selection_bias(tiny) -> None:
         assert {"blk.1.exp_probs_b.bias", "blk.1.ffn_up_shexp.weight"} <= names
 
 
+def test_merged_gate_and_up_is_one_tensor_of_the_same_architecture(tiny) -> None:
+    reader = GGUFReader(tiny("deepseek2-merged"))
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert reader.fields["general.architecture"].contents() == "deepseek2"
+    assert list(tensors["blk.1.ffn_gate_up_exps.weight"].shape) == [256, 1024, 8]
+    assert "blk.1.ffn_gate_exps.weight" not in tensors
+
+
 def test_sizes_of_types_agree_with_ggml() -> None:
     """The gguf package's table, which lays the file out, against what ggml's quantizer writes."""
     for name in ("Q4_0", "Q5_K", "IQ4_NL", "MXFP4", "NVFP4", "TQ2_0", "BF16"):

@@ -14,7 +14,15 @@ import numpy.typing as npt
 from moestream.errors import UsageError
 from moestream.make.output import Progress, TensorSpec, write_model
 from moestream.make.quantize import RandomWeights
-from moestream.make.shapes import Shape, check_shape, model_keys, model_tensors, nearest, parse_shape
+from moestream.make.shapes import (
+    Shape,
+    check_shape,
+    llama_name,
+    model_keys,
+    model_tensors,
+    nearest,
+    parse_shape,
+)
 from moestream.make.tokenizer import add_tokenizer
 
 _TYPE = gguf.GGMLQuantizationType
@@ -129,7 +137,7 @@ def build_model(
         add_tokenizer(writer, shape.vocab)
 
     sources = [(spec, _chunks(weights, spec, number, seed)) for number, spec in enumerate(layout.specs)]
-    return write_model(out, arch, add_metadata, sources, progress)
+    return write_model(out, llama_name(arch), add_metadata, sources, progress)
 
 
 def _chunks(

@@ -50,6 +50,10 @@ class Shape:
         return self.shared * self.ff
 
     @property
+    def twice_ff(self) -> int:
+        return 2 * self.ff
+
+    @property
     def mla_q(self) -> int:
         return self.heads * self.mla_head
 
@@ -100,6 +104,8 @@ class Architecture:
     square_attention: bool = False
     #: True when the loader wants as many key heads as query heads.
     equal_heads: bool = False
+    #: What llama.cpp calls it, where the table has a second layout of one architecture.
+    known_as: str = ""
     #: Where this architecture's ``tiny`` differs from the others'.
     tiny: dict[str, int] = field(default_factory=dict)
 
@@ -110,6 +116,11 @@ _ROUTED = (
     "ffn_gate_inp embd,experts",
     "ffn_gate_exps embd,ff,experts",
     "ffn_up_exps embd,ff,experts",
+    "ffn_down_exps ff,embd,experts",
+)
+_MERGED = (
+    "ffn_gate_inp embd,experts",
+    "ffn_gate_up_exps embd,twice_ff,experts",
     "ffn_down_exps ff,embd,experts",
 )
 _SHARED = ("ffn_gate_shexp embd,shared_ff", "ffn_up_shexp embd,shared_ff", "ffn_down_shexp shared_ff,embd")
@@ -162,7 +173,34 @@ ARCHITECTURES: dict[str, Architecture] = {
         (*_GQA, *_GQA_BIAS, "post_attention_norm embd"), (*_ROUTED, "exp_probs_b.bias experts", *_SHARED),
         {**_GQA_KEYS, **_SIGMOID_KEYS}, dense=_DENSE,
     ),
+    "dots1": Architecture(
+        (*_GQA, "attn_q_norm head_dim", "attn_k_norm head_dim", "ffn_norm embd"),
+        (*_ROUTED, "exp_probs_b.bias experts", *_SHARED),
+        {**_GQA_KEYS, **_SIGMOID_KEYS}, dense=_DENSE, equal_heads=True, tiny={"kv_heads": 4},
+    ),
+    "granitemoe": Architecture(
+        (*_GQA, "ffn_norm embd"), (*_ROUTED, *_SHARED),
+        {**_GQA_KEYS, "feed_forward_length": "ff", "expert_shared_feed_forward_length": "shared_ff",
+         "logit_scale": 1.0},
+    ),
+    "minimax-m2": Architecture(
+        (*_GQA, "attn_q_norm q", "attn_k_norm kv", "ffn_norm embd"), (*_ROUTED, "exp_probs_b.bias experts"),
+        {**_GQA_KEYS, "feed_forward_length": "ff", "expert_feed_forward_length": "ff",
+         "expert_gating_func": 2},
+    ),
+    # Its router runs on the layer's input, before attention.
+    "smallthinker": Architecture(
+        (*_GQA, "ffn_norm embd"), _ROUTED,
+        {**_GQA_KEYS, "expert_feed_forward_length": "ff", "expert_gating_func": 2},
+    ),
 }  # fmt: skip
+
+# Gate and up as one tensor, which newer converters write and the loader tries first.
+ARCHITECTURES["deepseek2-merged"] = replace(
+    ARCHITECTURES["deepseek2"],
+    experts=(*_MERGED, "exp_probs_b.bias experts", *_SHARED),
+    known_as="deepseek2",
+)
 
 
 def find_architecture(name: str) -> Architecture:
@@ -225,6 +263,11 @@ def model_tensors(arch: str, shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
     return [*tensors, _tensor("output_norm embd", shape), _tensor("output embd,vocab", shape)]
 
 
+def llama_name(arch: str) -> str:
+    """What llama.cpp calls the architecture that this table calls ``arch``."""
+    return find_architecture(arch).known_as or arch
+
+
 def model_keys(arch: str, shape: Shape) -> dict[str, int | float | bool]:
     """The metadata of the architecture, keys with their ``<arch>.``."""
     keys: dict[str, str | float | bool] = {
@@ -235,7 +278,7 @@ def model_keys(arch: str, shape: Shape) -> dict[str, int | float | bool]:
         **find_architecture(arch).keys,
     }  # fmt: skip
     return {
-        f"{arch}.{key}": getattr(shape, value) if isinstance(value, str) else value
+        f"{llama_name(arch)}.{key}": getattr(shape, value) if isinstance(value, str) else value
         for key, value in keys.items()
     }
 
