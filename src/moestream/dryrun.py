@@ -13,12 +13,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moestream.binding import binding_version, llama_cpp, low
-from moestream.errors import ModelError, UsageError
+from moestream.errors import BudgetError, ModelError, UsageError
+from moestream.plan import MemoryFacts, Plan, make_plan
+
+if TYPE_CHECKING:
+    from moestream.mechanism import Mechanism
+    from moestream.model import Model
 
 _MIB = 1 << 20
 _BUFFER = re.compile(r"^\S+:\s+(.+?)\s+(compute|output) buffer size =\s*([\d.]+) MiB")
@@ -164,3 +169,46 @@ def _captured_log() -> Iterator[_Log]:
             yield log
         finally:
             low.llama_log_set(llama_cpp._logger.llama_log_callback, ctypes.c_void_p(0))
+
+
+def plan_context(
+    model: Model,
+    box: MemoryFacts,
+    cap_bytes: int | None,
+    mechanism: Mechanism | None,
+    *,
+    n_ctx: int,
+    n_ubatch: int = 512,
+    disk_bytes_per_s: float | None = None,
+    **options: Any,
+) -> Plan:
+    """``make_plan`` with the context's sizes measured for the step it will really run.
+
+    A smaller step takes smaller compute buffers as well as fewer experts at once, so where ``n_ubatch`` does
+    not fit, half of it is measured and planned, and so on: ``plan.n_batch`` is the first that fits whole.
+    ``options`` are ``measure_context``'s. Raises what the two raise; the BudgetError is that of single
+    tokens."""
+    step = min(n_ubatch, n_ctx or model.n_ctx_train)
+    while True:
+        sizes = measure_context(model.paths[0], n_ctx, step, step, **options)
+        try:
+            plan = make_plan(
+                model,
+                box,
+                cap_bytes,
+                mechanism,
+                sizes,
+                n_ubatch=step,
+                disk_bytes_per_s=disk_bytes_per_s,
+            )
+        except BudgetError:
+            if step == 1:
+                raise
+        else:
+            if plan.n_batch == step:
+                break
+        step //= 2
+    if step < n_ubatch <= (n_ctx or model.n_ctx_train):
+        cut = f"prompts run {step} tokens a step, not {n_ubatch}: more experts do not fit at once"
+        plan = replace(plan, warnings=(*plan.warnings, cut))
+    return plan

@@ -11,7 +11,7 @@ import typer
 from moestream.box import Box, DiskRate, disk_rate
 from moestream.mechanism import Mechanism
 from moestream.model import check_architecture, locate, read_model
-from moestream.plan import Plan, make_plan
+from moestream.plan import Plan
 from moestream.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
@@ -37,21 +37,16 @@ def plan(
     found = read_model(locate(model))
     check_architecture(found)
     # The binding takes a while to import: wrong words are to be told at once.
-    from moestream.dryrun import measure_context
+    from moestream.dryrun import plan_context
 
-    n_ctx = ctx or found.n_ctx_train
-    step = min(batch, n_ctx)
-    sizes = measure_context(found.paths[0], n_ctx, step, step, n_outputs_max=1)
     rate = disk_rate(found.paths[0])
-    made = make_plan(
-        found,
-        Box(),
-        cap,
-        asked,
-        sizes,
-        n_ubatch=step,
-        disk_bytes_per_s=rate.bytes_per_s if rate is not None else None,
-    )
+    speed = rate.bytes_per_s if rate is not None else None
+    options: dict[str, Any] = {"n_ctx": ctx, "n_outputs_max": 1, "disk_bytes_per_s": speed}
+    made = plan_context(found, Box(), cap, asked, n_ubatch=batch, **options)
+    # The least cap is that of single tokens, whose compute buffers are the smallest too.
+    least = plan_context(found, Box(), made.cap_bytes, made.mechanism, n_ubatch=1, **options)
+    made = dataclasses.replace(made, smallest_cap_bytes=least.smallest_cap_bytes)
+    n_ctx = ctx or found.n_ctx_train
     if json:
         print(json_module.dumps(describe(found, made, rate, n_ctx), indent=2))
     else:
@@ -111,7 +106,7 @@ def _facts(model: Model, plan: Plan, rate: DiskRate | None) -> list[str]:
         f"experts    {plan.expert_bytes / max(1, model.expert_bytes):.0%} of "
         f"{format_bytes(model.expert_bytes)}; a token asks for {format_bytes(plan.demand_bytes_per_token)}",
         f"step       up to {plan.n_batch} tokens",
-        f"smallest   {plan.smallest_cap_bytes // 10**6}MB is the least cap that works",
+        f"smallest   {plan.smallest_cap_bytes // 10**6}MB is the least cap that works, one token a step",
     ]
     if rate is None:
         lines.append("disk       its rate could not be measured")
