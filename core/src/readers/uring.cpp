@@ -19,7 +19,7 @@ namespace moestream {
 namespace {
 
 constexpr uint32_t kDefaultDepth = 24;
-constexpr uint32_t kMaxDepth = 512;
+constexpr uint32_t kMaxDepth = 1024;
 
 int enter(int ring, uint32_t submit, uint32_t complete, uint32_t flags) {
     return static_cast<int>(syscall(SYS_io_uring_enter, ring, submit, complete, flags, nullptr, 0));
@@ -204,7 +204,7 @@ const ReaderRegistration registration(
         if (!argument.empty()) {
             const auto [end, error] = std::from_chars(argument.data(), argument.data() + argument.size(), depth);
             if (error != std::errc() || end != argument.data() + argument.size() || depth < 1 || depth > kMaxDepth) {
-                throw Error(ErrorKind::usage, "uring:QD takes a depth from 1 to 512, not '" + argument + "'");
+                throw Error(ErrorKind::usage, "uring:QD takes a depth from 1 to 1024, not '" + argument + "'");
             }
         }
         return std::make_unique<Uring>(options, depth);
