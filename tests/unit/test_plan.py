@@ -267,14 +267,20 @@ def test_context_sizes_are_llama_cpps(smollm2: Path) -> None:
     assert half.kv_bytes == pytest.approx(sizes.kv_bytes * 34 / 64, rel=0.01)
 
 
-def test_the_log_goes_back_to_the_binding(smollm2: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    import llama_cpp
+def test_the_log_goes_back_to_the_binding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moestream.binding import llama_cpp, low
 
-    params = llama_cpp.llama_model_default_params()
-    assert measure_context(smollm2, 512).compute_bytes > 0
-    assert capfd.readouterr().err == ""
-    assert not llama_cpp.llama_model_load_from_file(b"/absent.gguf", params)
-    assert "/absent.gguf" in capfd.readouterr().err
+    taken, log_set = [], low.llama_log_set
+
+    def record(callback: object, data: object) -> None:
+        taken.append(callback)
+        log_set(callback, data)
+
+    monkeypatch.setattr(low, "llama_log_set", record)
+    with pytest.raises(ModelError):
+        measure_context(tmp_path / "absent.gguf", 512)
+    assert len(taken) == 2
+    assert taken[-1] is llama_cpp._logger.llama_log_callback
 
 
 def test_a_file_llama_cpp_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
