@@ -1,25 +1,37 @@
 // null: completes at once and reads nothing. For replaying routes and for measuring the engine's own cost; what a
-// model computes over it is garbage, so `run` does not know the name.
-#include "immediate.h"
+// model computes over it is garbage, so no mechanism string that `run` takes has a place for the name.
+#include "readers/queue.h"
 
 namespace moestream {
 namespace {
 
-class Null : public Immediate {
+class Null : public Reader {
   public:
-    using Immediate::Immediate;
+    explicit Null(const ReaderOptions& options) : queue_(options) {}
+
+    void submit(const Read& read, Urgency urgency) override {
+        queue_.push(read, urgency);
+        while (queue_.startable()) {
+            Piece piece = queue_.start();
+            queue_.digest(piece, piece.bytes());
+        }
+    }
+    size_t reap(std::span<Completion> out, bool) override { return queue_.take(out); }
+    void drop_speculative(const std::function<void(const Read&)>&) override {}
+    void promote(uint32_t) override {}
+    size_t in_flight() const override { return queue_.in_flight(); }
+    const ReaderCounters& counters() const override { return queue_.counters; }
 
   private:
-    Completion perform(const Read& read) override {
-        ++counters_.reads;
-        counters_.bytes += read.bytes;
-        return {read.tag, 0, read.offset + read.bytes, monotonic_ns()};
-    }
+    Queue queue_;
 };
 
 const ReaderRegistration registration(
-    "null", "reads nothing: for replay and for the engine's own cost, never for text",
-    [](const ReaderOptions& options, const std::string&) { return std::make_unique<Null>(options); });
+    "null", "reads NOTHING and completes at once: for replay and the engine's own cost, never for text",
+    [](const ReaderOptions& options, const std::string& argument) {
+        refuse_argument(argument, "null");
+        return std::make_unique<Null>(options);
+    });
 
 }  // namespace
 }  // namespace moestream

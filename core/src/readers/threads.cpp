@@ -1,14 +1,12 @@
 // threads:N: N threads that pread. For kernels and containers that refuse io_uring.
 #include <unistd.h>
 
-#include <cerrno>
-#include <charconv>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#include "lanes.h"
+#include "readers/pread.h"
 
 namespace moestream {
 namespace {
@@ -16,111 +14,128 @@ namespace {
 constexpr uint32_t kDefaultThreads = 4;
 constexpr uint32_t kMaxThreads = 64;
 
+// What the caller and the workers share, under `mutex`.
+struct Pool {
+    Pool(const ReaderOptions& options, PreadFunction pread) : queue(options), pread(pread) {}
+
+    void work() {
+        std::unique_lock lock(mutex);
+        while (true) {
+            queued.wait(lock, [this] { return stopping || queue.startable(); });
+            if (!queue.startable()) return;
+            Piece piece = queue.start();
+            // A split read brings several pieces with one notification: pass it on.
+            if (queue.startable()) queued.notify_one();
+            Next next = Next::again;
+            while (next == Next::again) {
+                lock.unlock();
+                const int64_t result = pread_once(pread, piece);
+                lock.lock();
+                next = queue.digest(piece, result);
+            }
+            finished.notify_one();
+        }
+    }
+
+    std::mutex mutex;
+    std::condition_variable queued;
+    std::condition_variable finished;
+    Queue queue;
+    PreadFunction pread;
+    bool stopping = false;
+    std::vector<std::thread> workers;
+};
+
 class Threads : public Reader {
   public:
-    Threads(const ReaderOptions& options, uint32_t count) : lanes_(options.max_queued) {
-        done_.reserve(options.max_queued);
-        for (uint32_t i = 0; i < count; ++i) workers_.emplace_back([this] { work(); });
+    Threads(const ReaderOptions& options, uint32_t threads, PreadFunction pread)
+        : pool_(std::make_unique<Pool>(options, pread)), process_(getpid()) {
+        pool_->workers.reserve(threads);
+        try {
+            for (uint32_t i = 0; i < threads; ++i) pool_->workers.emplace_back([pool = pool_.get()] { pool->work(); });
+        } catch (const std::system_error& error) {
+            stop();
+            throw Error(ErrorKind::refused, "cannot start " + std::to_string(threads) + " threads (" + error.what() +
+                                                "): use fewer, or sync");
+        }
     }
     ~Threads() override {
-        {
-            const std::lock_guard lock(mutex_);
-            stopping_ = true;
-            while (!lanes_.empty()) lanes_.pop();
+        // In a child of fork the workers do not exist and the mutex may be held for ever: leave it all behind.
+        if (getpid() != process_) {
+            (void)pool_.release();
+            return;
         }
-        queued_.notify_all();
-        for (auto& worker : workers_) worker.join();
+        stop();
     }
 
     void submit(const Read& read, Urgency urgency) override {
         const uint64_t start = monotonic_ns();
         {
-            const std::lock_guard lock(mutex_);
-            lanes_.push(read, urgency);
+            const std::lock_guard lock(pool_->mutex);
+            pool_->queue.push(read, urgency);
         }
-        queued_.notify_one();
+        pool_->queued.notify_one();
         ++in_flight_;
         counters_.submit_ns += monotonic_ns() - start;
     }
 
     size_t reap(std::span<Completion> out, bool wait) override {
         if (in_flight_ == 0 || out.empty()) return 0;
-        std::unique_lock lock(mutex_);
-        if (done_.empty() && wait) {
+        std::unique_lock lock(pool_->mutex);
+        if (wait && pool_->queue.finished() == 0) {
             const uint64_t start = monotonic_ns();
-            finished_.wait(lock, [this] { return !done_.empty(); });
+            pool_->finished.wait(lock, [this] { return pool_->queue.finished() > 0; });
             counters_.wait_ns += monotonic_ns() - start;
         }
-        const size_t count = std::min(out.size(), done_.size());
-        std::copy_n(done_.end() - static_cast<ptrdiff_t>(count), count, out.begin());
-        done_.resize(done_.size() - count);
+        const size_t count = pool_->queue.take(out);
         in_flight_ -= count;
-        counters_.reads = worked_.reads;
-        counters_.bytes = worked_.bytes;
-        counters_.retries = worked_.retries;
+        counters_.reads = pool_->queue.counters.reads;
+        counters_.bytes = pool_->queue.counters.bytes;
+        counters_.retries = pool_->queue.counters.retries;
         return count;
     }
 
     void drop_speculative(const std::function<void(const Read&)>& dropped) override {
-        const std::lock_guard lock(mutex_);
-        lanes_.drop_speculative([&](const Read& read) {
-            dropped(read);
+        const std::lock_guard lock(pool_->mutex);
+        pool_->queue.drop_speculative([&](const Read& read) {
             --in_flight_;
+            dropped(read);
         });
     }
     void promote(uint32_t tag) override {
-        const std::lock_guard lock(mutex_);
-        lanes_.promote(tag);
+        const std::lock_guard lock(pool_->mutex);
+        pool_->queue.promote(tag);
     }
     size_t in_flight() const override { return in_flight_; }
     const ReaderCounters& counters() const override { return counters_; }
 
   private:
-    void work() {
-        std::unique_lock lock(mutex_);
-        while (true) {
-            queued_.wait(lock, [this] { return stopping_ || !lanes_.empty(); });
-            if (lanes_.empty()) return;
-            Progress progress{lanes_.pop()};
-            Completion completion;
-            Next next = Next::again;
-            while (next == Next::again) {
-                lock.unlock();
-                const ssize_t got = pread(progress.read.fd, progress.address(), progress.bytes(),
-                                          static_cast<off_t>(progress.offset()));
-                const int64_t result = got < 0 ? -errno : got;
-                lock.lock();
-                next = advance(progress, result, worked_, completion);
-            }
-            done_.push_back(completion);
-            finished_.notify_one();
+    void stop() {
+        {
+            const std::lock_guard lock(pool_->mutex);
+            pool_->stopping = true;
+            pool_->queue.forget_queued();
         }
+        pool_->queued.notify_all();
+        for (auto& worker : pool_->workers) worker.join();
     }
 
-    std::mutex mutex_;
-    std::condition_variable queued_;
-    std::condition_variable finished_;
-    Lanes lanes_;
-    std::vector<Completion> done_;  // at most max_queued: a read is in a lane, in a thread or here
-    ReaderCounters worked_;         // under the mutex; counters_ is the caller's copy
-    ReaderCounters counters_;
-    std::vector<std::thread> workers_;
+    std::unique_ptr<Pool> pool_;
+    ReaderCounters counters_;  // the caller's copy
     size_t in_flight_ = 0;
-    bool stopping_ = false;
+    pid_t process_;
 };
 
 const ReaderRegistration registration(
-    "threads", "a pool of N threads that pread (default 4)",
-    [](const ReaderOptions& options, const std::string& argument) -> std::unique_ptr<Reader> {
-        uint32_t count = kDefaultThreads;
-        if (!argument.empty()) {
-            const auto [end, error] = std::from_chars(argument.data(), argument.data() + argument.size(), count);
-            if (error != std::errc() || end != argument.data() + argument.size() || count < 1 || count > kMaxThreads) {
-                throw Error(ErrorKind::usage, "threads:N takes 1 to 64 threads, not '" + argument + "'");
-            }
-        }
-        return std::make_unique<Threads>(options, count);
+    "threads", "a pool of N threads that pread, 1 to 64 (default 4)",
+    [](const ReaderOptions& options, const std::string& argument) {
+        return make_threads(options, parse_count(argument, kDefaultThreads, kMaxThreads, "threads"), ::pread);
     });
 
 }  // namespace
+
+std::unique_ptr<Reader> make_threads(const ReaderOptions& options, uint32_t threads, PreadFunction pread) {
+    return std::make_unique<Threads>(options, threads, pread);
+}
+
 }  // namespace moestream
