@@ -232,14 +232,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         # The compute buffers are reserved but not yet touched; everything else of the context is.
         budget = self.plan.cap_bytes - used - self.plan.compute_bytes - self.plan.margin_bytes
         wanted = min(budget, geometry.frame_bytes_total)
+        n_batch = self.plan.n_batch
+        # The plan estimated; where the process turned out larger, smaller steps need fewer experts at once.
+        while n_batch > 1 and geometry.bytes_of(geometry.smallest(n_batch)) > wanted:
+            n_batch //= 2
         try:
-            capacities = split_budget(geometry, wanted, self.plan.n_batch)
+            capacities = split_budget(geometry, wanted, n_batch)
         except BudgetError as error:
             raise BudgetError(
                 f"after loading, {format_bytes(used)} of the cap of {format_bytes(self.plan.cap_bytes)} are in use "
                 f"and too little is left for experts: {error}",
                 error.smallest_bytes,
             ) from None
+        # The parent feeds at most this many tokens a step.
+        self.n_batch = min(self.n_batch, n_batch) if n_batch < self.plan.n_batch else self.n_batch
         huge_before = process_memory().huge_bytes
         try:
             self._engine.set_capacities(capacities)
@@ -257,6 +263,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.plan,
             expert_bytes=expert_bytes,
             capacities=tuple(capacities),
+            n_batch=n_batch,
             other_bytes=max(0, used - dense - self.plan.kv_bytes),
         )
 
@@ -349,6 +356,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def close(self) -> None:
         """Free the model, then the store under it. Idempotent."""
+        if self._recorder is not None:
+            # What recorded its steps holds the engine, and its memory with it.
+            self._recorder.stop()
+            for name in ("decode", "encode"):
+                vars(self._ctx).pop(name, None)
         if hasattr(self, "_stack"):
             super().close()
         # llama.cpp's tensors point into the store's regions: it goes only after them.

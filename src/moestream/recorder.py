@@ -37,6 +37,10 @@ class Recorder:
     def begin_call(self) -> None:
         self.last = []
 
+    def stop(self) -> None:
+        """Record no more: lets go of what the counters belong to, keeps the steps."""
+        self._counters = dict
+
     def measure(self, tokens: int, run: Callable[[], Any]) -> Any:
         """Run one step and record it, whether it succeeds or not."""
         before = self._counters()
