@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 PAGE = 4096
 #: A part's pool of frames is taken in pages of this size.
 HUGE_PAGE = 2 << 20
-#: Anonymous memory of Python, numpy, the binding, its vocabulary and our index: 38 MB were measured with a
-#: vocabulary of 49,152 (350 bytes a token); the rest is the sampler's and the command line's.
-BASE_BYTES = 50_000_000
+#: Anonymous memory of Python, numpy, the binding, its vocabulary and our index: 50 MB were measured after a
+#: load with a vocabulary of 49,152, of which 350 bytes a token; the rest is for the command line and sampler.
+BASE_BYTES = 38_000_000
 BASE_BYTES_PER_VOCAB = 400
 #: Kept free for what no process figure shows but a cgroup counts, and for what grows after the plan: text and
 #: statistics, and, in proportion to the file, page tables (1/512 of the addresses ever used, kept when pages
 #: move away) and the mappings that moved slabs are.
-MARGIN_BYTES = 16 << 20
+MARGIN_BYTES = 8 << 20
 MARGIN_SHARE = 256
 #: Left to the rest of the machine when no cap is named: this much, or a tenth of what is available.
 RESERVE_BYTES = 512 << 20
@@ -281,7 +281,10 @@ def make_plan(
     capacities, n_batch, expert_bytes = _experts(model, geometry, mechanism, left, n_ubatch)
     demand = _movable_demand(model, geometry)
     reasons += _reasons(need, sizes, base_bytes, geometry)
-    warnings = _warnings(mechanism, cap_bytes, available, expert_bytes, demand, n_batch, n_ubatch)
+    # What this process holds already is not available, but is part of its cap.
+    warnings = _warnings(
+        mechanism, cap_bytes, available + base_bytes, expert_bytes, demand, n_batch, n_ubatch
+    )
     whole = geometry.frame_bytes_total if mechanism.store == "arena" else model.expert_bytes
     share = min(1.0, expert_bytes / max(1, whole))
     speed = _speed(demand, share, disk_bytes_per_s, compute_s_per_token, reasons)
@@ -399,7 +402,7 @@ def _warnings(
     warnings = []
     if cap > available:
         warnings.append(
-            f"the cap {format_bytes(cap)} is more than the {format_bytes(available)} available now"
+            f"the cap {format_bytes(cap)} is more than there is for this process: {format_bytes(available)}"
         )
     if mechanism.store == "arena" and mechanism.policy == "lru" and experts < demand:
         warnings.append(
