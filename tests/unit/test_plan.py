@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
+from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from ggufs import moe_tensors, write_gguf
+from moestream.box import DiskRate
+from moestream.cli.plan import plan as plan_command
 from moestream.dryrun import ContextSizes, measure_context, plan_context
 from moestream.errors import BudgetError, ModelError, UsageError
 from moestream.mechanism import DEFAULT, Mechanism
@@ -318,3 +327,40 @@ def test_a_smaller_step_is_planned_with_its_own_buffers(monkeypatch: pytest.Monk
     with pytest.raises(BudgetError):
         plan_context(model, _Box(), 50_000_000, DEFAULT, n_ctx=4096)
     assert asked[-1] == 1
+
+
+# -- the command --
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """``moestream plan`` on a small file whose context takes ``_SIZES``."""
+    path = write_gguf(tmp_path / "m.gguf", moe_tensors(2, n_embd=256, n_ff=256))
+    monkeypatch.setattr("moestream.dryrun.measure_context", lambda *args, **options: _SIZES)
+    monkeypatch.setattr("moestream.cli.plan.disk_rate", lambda path: DiskRate(1e9, True, time.time()))
+    app = typer.Typer()
+    app.command()(plan_command)
+    return lambda *words: CliRunner().invoke(app, [str(path), *words])
+
+
+def test_the_command_prints_the_plan(command: Callable[..., Result]) -> None:
+    found = json.loads(command("--ram", "4GiB", "--json", "--ctx", "64").stdout)
+    assert found["cap_bytes"] == 4 << 30
+    assert found["mechanism"] == "resident+uring:24+none+none+anon"
+    assert found["n_ctx"] == 64
+    assert found["disk"]["bytes_per_s"] == 1e9
+    text = command("--ram", "4GiB", "--mechanism", "arena+sync").stdout
+    assert "arena+sync+lfu-decay:16+none+anon" in text
+    for word in ("cap", "dense", "boundary", "KV cache", "compute", "other", "margin", "experts", "smallest"):
+        assert word in text
+
+
+def test_the_commands_smallest_cap_works(command: Callable[..., Result]) -> None:
+    refused = command("--ram", "1MB", "--mechanism", "arena").exception
+    assert isinstance(refused, BudgetError)
+    found = json.loads(command("--ram", "4GiB", "--mechanism", "arena", "--json").stdout)
+    smallest = found["smallest_cap_bytes"]
+    assert smallest == refused.smallest_bytes
+    assert command("--ram", str(smallest), "--mechanism", "arena").exit_code == 0
+    assert isinstance(command("--mechanism", "arean").exception, UsageError)
+    assert isinstance(command("--ram", "lots").exception, UsageError)
