@@ -1,293 +1,277 @@
-// The readers' contract, the same for each: the right bytes at the right place, errors with the offset they happened
-// at, short reads continued, demand before speculation, and an account that adds up.
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/time.h>
-#include <unistd.h>
+// What every reader promises: the file's own bytes, each tag once, demand first, counters that add up.
+#include <dirent.h>
+#include <poll.h>
+#include <time.h>
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
+#include <map>
 #include <random>
 #include <set>
-#include <vector>
+#include <thread>
 
-#include "check.h"
 #include "moestream/reader.h"
-#include "readers/lanes.h"
+#include "reader_fixture.h"
+#include "readers/pread.h"
 
 using namespace moestream;
+using namespace moestream::test;
 
 namespace {
 
-constexpr uint64_t kPageBytes = 4096;
-constexpr uint64_t kPages = 256;
-constexpr uint64_t kFileBytes = kPages * kPageBytes + 1000;
+constexpr uint32_t kBlock = 4096;
 
-uint8_t byte_at(uint64_t offset) { return static_cast<uint8_t>((offset * 2654435761u) >> 13); }
-
-// A file whose every byte follows from its offset, gone with the object.
-class PatternFile {
-  public:
-    PatternFile() {
-        char path[] = "reader-test-XXXXXX";
-        fd = mkstemp(path);
-        std::vector<uint8_t> bytes(kFileBytes);
-        for (uint64_t i = 0; i < kFileBytes; ++i) bytes[i] = byte_at(i);
-        CHECK(write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
-        direct = open(path, O_RDONLY | O_DIRECT);
-        unlink(path);
-    }
-    ~PatternFile() {
-        close(fd);
-        if (direct >= 0) close(direct);
-    }
-    PatternFile(const PatternFile&) = delete;
-    PatternFile& operator=(const PatternFile&) = delete;
-    int fd = -1;
-    int direct = -1;  // -1: refused here
-};
-
-class Memory {
-  public:
-    explicit Memory(size_t bytes)
-        : bytes_(bytes), base_(static_cast<uint8_t*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {}
-    ~Memory() { munmap(base_, bytes_); }
-    Memory(const Memory&) = delete;
-    Memory& operator=(const Memory&) = delete;
-    uint8_t* at(size_t offset) const { return base_ + offset; }
-
-  private:
-    size_t bytes_;
-    uint8_t* base_;
-};
-
-bool holds(const uint8_t* memory, uint64_t offset, uint64_t bytes) {
-    for (uint64_t i = 0; i < bytes; ++i) {
-        if (memory[i] != byte_at(offset + i)) return false;
-    }
-    return true;
+std::vector<std::string> members() {
+    std::vector<std::string> names = {"sync", "threads:1", "threads", "threads:64"};
+    if (have_uring()) names.insert(names.end(), {"uring:1", "uring:3", "uring", "uring:1024"});
+    return names;
 }
 
-std::vector<Completion> drain(Reader& reader) {
-    std::vector<Completion> all;
-    std::array<Completion, 7> some;
-    while (reader.in_flight() > 0) {
-        const size_t count = reader.reap(some, true);
-        CHECK(count > 0);
-        all.insert(all.end(), some.begin(), some.begin() + static_cast<ptrdiff_t>(count));
-        if (count == 0) break;
-    }
-    CHECK_EQ(reader.reap(some, true), 0u);  // nothing in flight: returns at once
-    return all;
-}
-
-void test_random_reads(const char* name, int fd) {
-    std::mt19937 random(7);
-    const auto reader = make_reader(name, {512});
-    const Memory memory(kPages * kPageBytes);
+// Random reads of both urgencies, reaped, promoted and dropped at random: nothing is lost, doubled or mixed up.
+void random_reads(const std::string& name, const PatternFile& file, uint32_t count, uint64_t split, bool direct) {
+    std::mt19937 random(count + static_cast<uint32_t>(split));
+    constexpr uint32_t kMost = 12 * kBlock;
+    const auto memory = aligned_memory(size_t{count} * kMost);
+    const auto reader = make_reader(name, {count, split});
+    std::map<uint32_t, Read> out;
+    uint64_t reads = 0;
     uint64_t bytes = 0;
-    std::vector<Read> reads;
-    for (uint32_t tag = 0; tag < 300; ++tag) {
-        const uint64_t page = random() % (kPages - 8);
-        const auto length = static_cast<uint32_t>((1 + random() % 8) * kPageBytes);
-        reads.push_back({fd, tag, page * kPageBytes, memory.at(page * kPageBytes), length});
-        reader->submit(reads.back(), tag % 3 == 0 ? Urgency::speculative : Urgency::demand);
-        if (tag % 5 == 0) reader->promote(tag / 2);
-        bytes += length;
-    }
-    CHECK_EQ(reader->in_flight(), 300u);
-    std::set<uint32_t> tags;
-    for (const auto& completion : drain(*reader)) {
-        CHECK_EQ(completion.error, 0);
-        CHECK(completion.ready_ns > 0);
-        CHECK(tags.insert(completion.tag).second);
-    }
-    CHECK_EQ(tags.size(), 300u);
-    for (const auto& read : reads) CHECK(holds(static_cast<uint8_t*>(read.dst), read.offset, read.bytes));
-    CHECK_EQ(reader->counters().reads, 300u);
-    CHECK_EQ(reader->counters().bytes, bytes);
-}
-
-// The file's last bytes end inside a page and inside a read: what is there arrives, then the end is named.
-void test_end_of_file(const char* name, const PatternFile& file) {
-    const Memory memory(16 * kPageBytes);
-    for (const int fd : {file.fd, file.direct}) {
-        if (fd < 0) continue;
-        const auto reader = make_reader(name, {8});
-        const uint64_t offset = (kPages - 1) * kPageBytes;
-        reader->submit({fd, 1, offset, memory.at(0), 4 * kPageBytes}, Urgency::demand);
-        auto done = drain(*reader);
-        CHECK_EQ(done.size(), 1u);
-        CHECK_EQ(done[0].error, ENODATA);
-        CHECK_EQ(done[0].fail_offset, kFileBytes);
-        CHECK(holds(memory.at(0), offset, kFileBytes - offset));
-        reader->submit({fd, 2, (kPages + 4) * kPageBytes, memory.at(0), kPageBytes}, Urgency::demand);
-        done = drain(*reader);
-        CHECK_EQ(done[0].error, ENODATA);
-        CHECK_EQ(reader->counters().reads, 0u);
-        CHECK_EQ(reader->counters().bytes, 0u);
-    }
-}
-
-void test_errors(const char* name, const PatternFile& file) {
-    const Memory memory(kPageBytes);
-    const auto reader = make_reader(name, {8});
-    reader->submit({-1, 5, 3 * kPageBytes, memory.at(0), kPageBytes}, Urgency::demand);
-    auto done = drain(*reader);
-    CHECK_EQ(done.size(), 1u);
-    CHECK_EQ(done[0].tag, 5u);
-    CHECK_EQ(done[0].error, EBADF);
-    CHECK_EQ(done[0].fail_offset, 3 * kPageBytes);
-    // A destination that is not memory is an error of that read; the next one works.
-    reader->submit({file.fd, 6, 0, nullptr, kPageBytes}, Urgency::demand);
-    CHECK_EQ(drain(*reader)[0].error, EFAULT);
-    reader->submit({file.fd, 7, 0, memory.at(0), kPageBytes}, Urgency::demand);
-    CHECK_EQ(drain(*reader)[0].error, 0);
-    CHECK(holds(memory.at(0), 0, kPageBytes));
-}
-
-// Every speculative read is either reaped or dropped, never both, never neither; a promoted one is not dropped.
-void test_speculation(const char* name, const PatternFile& file) {
-    const Memory memory(200 * kPageBytes);
-    const auto reader = make_reader(name, {256});
-    for (uint32_t tag = 0; tag < 200; ++tag) {
-        reader->submit({file.fd, tag, tag * kPageBytes, memory.at(tag * kPageBytes), kPageBytes}, Urgency::speculative);
-    }
-    for (uint32_t tag = 150; tag < 160; ++tag) reader->promote(tag);
-    reader->promote(9999);  // never submitted: no effect
-    std::set<uint32_t> dropped;
-    reader->drop_speculative([&](const Read& read) { CHECK(dropped.insert(read.tag).second); });
-    for (uint32_t tag = 150; tag < 160; ++tag) CHECK(!dropped.contains(tag));
-    std::set<uint32_t> reaped;
-    for (const auto& completion : drain(*reader)) {
-        CHECK_EQ(completion.error, 0);
-        CHECK(!dropped.contains(completion.tag));
-        CHECK(reaped.insert(completion.tag).second);
-        CHECK(holds(memory.at(completion.tag * kPageBytes), completion.tag * kPageBytes, kPageBytes));
-    }
-    CHECK_EQ(reaped.size() + dropped.size(), 200u);
-    CHECK_EQ(reader->counters().bytes, reaped.size() * kPageBytes);
-}
-
-// Destroyed with reads queued and started: it returns, and nothing writes into memory that is given back after.
-void test_destruction(const char* name, const PatternFile& file) {
-    for (int round = 0; round < 20; ++round) {
-        const Memory memory(64 * kPageBytes);
-        const auto reader = make_reader(name, {64});
-        for (uint32_t tag = 0; tag < 64; ++tag) {
-            reader->submit({file.direct >= 0 ? file.direct : file.fd, tag, tag * kPageBytes,
-                            memory.at(tag * kPageBytes), kPageBytes},
-                           tag % 2 == 0 ? Urgency::demand : Urgency::speculative);
+    Completion done[5];
+    const auto reap = [&](bool wait) {
+        const size_t got = reader->reap({done, 1 + random() % 5}, wait);
+        CHECK(got > 0 || !wait || out.empty());
+        for (size_t i = 0; i < got; ++i) {
+            const auto it = out.find(done[i].tag);
+            CHECK(it != out.end());
+            if (it == out.end()) continue;
+            const Read& read = it->second;
+            CHECK_EQ(done[i].error, 0);
+            CHECK(done[i].ready_ns > 0);
+            CHECK(is_pattern(static_cast<const uint8_t*>(read.dst), read.offset, read.bytes));
+            ++reads;
+            bytes += read.bytes;
+            out.erase(it);
+        }
+        CHECK_EQ(reader->in_flight(), out.size());
+    };
+    for (uint32_t tag = 0; tag < count; ++tag) {
+        Read read{direct ? file.direct() : file.buffered(), tag, 0, memory.get() + size_t{tag} * kMost, 0};
+        const uint32_t unit = direct ? kBlock : 1;
+        read.bytes = (1 + static_cast<uint32_t>(random()) % (kMost / unit)) * unit;
+        read.offset = random() % ((file.bytes() - read.bytes) / unit) * unit;
+        out[tag] = read;
+        reader->submit(read, random() % 3 == 0 ? Urgency::speculative : Urgency::demand);
+        if (random() % 4 == 0) reap(random() % 2 == 0);
+        if (random() % 5 == 0) reader->promote(static_cast<uint32_t>(random()) % (tag + 1));
+        if (random() % 40 == 0) {
+            reader->drop_speculative([&](const Read& gone) {
+                CHECK_EQ(out.count(gone.tag), size_t{1});
+                out.erase(gone.tag);
+            });
         }
     }
+    while (!out.empty() && failures() == 0) reap(true);
+    CHECK_EQ(reader->reap(done, true), size_t{0});  // nothing in flight: at once
+    CHECK_EQ(reader->counters().reads, reads);
+    CHECK_EQ(reader->counters().bytes, bytes);
+    CHECK_EQ(reader->counters().retries, uint64_t{0});
 }
 
-// Signals interrupt system calls; reads and their bytes do not care.
-void test_signals(const char* name, const PatternFile& file) {
-    struct sigaction action {};
-    action.sa_handler = [](int) {};
-    sigaction(SIGALRM, &action, nullptr);  // without SA_RESTART: system calls return EINTR
-    itimerval every{{0, 200}, {0, 200}};
-    setitimer(ITIMER_REAL, &every, nullptr);
-    for (int round = 0; round < 5; ++round) test_random_reads(name, file.fd);
-    every = {};
-    setitimer(ITIMER_REAL, &every, nullptr);
-}
-
-void test_short_reads() {
-    ReaderCounters counters;
-    Completion completion;
-    Progress progress{Read{0, 9, 8192, nullptr, 12288}};
-    CHECK(advance(progress, 5000, counters, completion) == Next::again);
-    CHECK_EQ(progress.from(), 4096u);  // a direct read goes on from a whole page
-    CHECK_EQ(progress.offset(), 12288u);
-    CHECK_EQ(progress.bytes(), 8192u);
-    CHECK(advance(progress, -EINTR, counters, completion) == Next::again);
-    CHECK(advance(progress, 4096, counters, completion) == Next::again);
-    CHECK(advance(progress, 4096, counters, completion) == Next::finished);
-    CHECK_EQ(completion.error, 0);
-    CHECK_EQ(counters.bytes, 12288u);
-    CHECK_EQ(counters.retries, 3u);
-
-    Progress ends{Read{0, 9, 8192, nullptr, 12288}};
-    CHECK(advance(ends, 5000, counters, completion) == Next::again);
-    CHECK(advance(ends, 904, counters, completion) == Next::finished);  // the same end again: nothing new
-    CHECK_EQ(completion.error, ENODATA);
-    CHECK_EQ(completion.fail_offset, 8192u + 5000u);
-
-    Progress flaky{Read{0, 9, 8192, nullptr, 4096}};
-    CHECK(advance(flaky, -EIO, counters, completion) == Next::again);
-    CHECK(advance(flaky, -EIO, counters, completion) == Next::finished);
-    CHECK_EQ(completion.error, EIO);
-    CHECK_EQ(completion.fail_offset, 8192u);
-}
-
-void test_lanes() {
-    Lanes lanes(4);
-    for (uint32_t tag = 0; tag < 4; ++tag) lanes.push(Read{0, tag}, Urgency::speculative);
-    lanes.push(Read{0, 10}, Urgency::demand);
-    CHECK_EQ(lanes.pop().tag, 10u);
-    CHECK(lanes.promote(2));
-    CHECK(!lanes.promote(2));
-    CHECK_EQ(lanes.size(), 4u);
-    std::vector<uint32_t> order;
-    while (!lanes.empty()) order.push_back(lanes.pop().tag);
-    CHECK(order == std::vector<uint32_t>{2, 0, 1, 3});
-    for (uint32_t tag = 0; tag < 4; ++tag) lanes.push(Read{0, tag}, Urgency::demand);
-    CHECK_THROWS(internal, lanes.push(Read{0, 4}, Urgency::demand));
-}
-
-void test_names() {
-    CHECK_THROWS(usage, make_reader("threads:0", {}));
-    CHECK_THROWS(usage, make_reader("threads:65", {}));
-    CHECK_THROWS(usage, make_reader("threads:x", {}));
-    CHECK_THROWS(usage, make_reader("uring:0", {}));
-    CHECK_THROWS(usage, make_reader("uring:2000", {}));
-    CHECK_THROWS(usage, make_reader("uring:8x", {}));
-    CHECK_THROWS(usage, make_reader("urin", {}));
-}
-
-void test_null() {
-    const auto reader = make_reader("null", {4});
-    reader->submit({-1, 3, 0, nullptr, 8192}, Urgency::demand);
-    const auto done = drain(*reader);
-    CHECK_EQ(done.size(), 1u);
-    CHECK_EQ(reader->counters().bytes, 8192u);
-}
-
-bool uring_works() {
-    try {
-        make_reader("uring", {4});
-        return true;
-    } catch (const Error& error) {
-        std::fprintf(stderr, "io_uring is not tested: %s\n", error.what());
-        return false;
+void every_depth(const PatternFile& file) {
+    for (uint32_t depth = 1; depth <= 64; ++depth) {
+        random_reads("threads:" + std::to_string(depth), file, 100, 0, true);
+        if (have_uring()) random_reads("uring:" + std::to_string(depth), file, 100, 0, true);
     }
+}
+
+void submit_n(Reader& reader, const PatternFile& file, uint8_t* memory, uint32_t tag, Urgency urgency) {
+    reader.submit({file.direct(), tag, tag * uint64_t{kBlock}, memory + tag * size_t{kBlock}, kBlock}, urgency);
+}
+
+// Lanes, promote and drop, while `blocked` holds the only place; `release` lets it go. Tag 0 is the one that blocks.
+template <class Release>
+void lanes(Reader& reader, const PatternFile& file, uint8_t* memory, size_t blocked, Release release) {
+    for (const uint32_t tag : {1u, 2u, 3u, 4u}) submit_n(reader, file, memory, tag, Urgency::speculative);
+    submit_n(reader, file, memory, 5, Urgency::demand);
+    submit_n(reader, file, memory, 6, Urgency::demand);
+    CHECK_EQ(reader.in_flight(), 6 + blocked);
+    reader.promote(3);
+    reader.promote(6);   // a demand read already
+    reader.promote(77);  // unknown
+    reader.promote(1);
+    std::vector<uint32_t> dropped;
+    reader.drop_speculative([&](const Read& read) { dropped.push_back(read.tag); });
+    CHECK(dropped == std::vector<uint32_t>{2, 4});
+    submit_n(reader, file, memory, 7, Urgency::speculative);
+    submit_n(reader, file, memory, 8, Urgency::demand);
+    CHECK_EQ(reader.in_flight(), 6 + blocked);
+    release();
+    std::vector<uint32_t> expected = {5, 6, 3, 1, 8, 7};
+    if (blocked != 0) expected.insert(expected.begin(), 0);
+    CHECK(tags(reap_all(reader)) == expected);
+    CHECK(is_filled(memory + 2 * kBlock, kBlock, 0));
+    CHECK(is_pattern(memory + 7 * kBlock, 7 * uint64_t{kBlock}, kBlock));
+}
+
+void lanes_uring(const PatternFile& file) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) std::abort();
+    const auto memory = aligned_memory(9 * kBlock);
+    const auto reader = make_reader("uring:1", {});
+    reader->submit({ends[0], 0, 0, memory.get(), 5}, Urgency::demand);
+    lanes(*reader, file, memory.get(), 1, [&] { CHECK_EQ(write(ends[1], "bytes", 5), ssize_t{5}); });
+    CHECK(std::memcmp(memory.get(), "bytes", 5) == 0);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+// A pread that waits for a byte in a pipe whenever it is asked for offset 0.
+int gate[2];
+ssize_t gated_pread(int fd, void* to, size_t bytes, off_t offset) {
+    char byte = 0;
+    if (offset == 0 && read(gate[0], &byte, 1) != 1) std::abort();
+    return pread(fd, to, bytes, offset);
+}
+
+void lanes_threads(const PatternFile& file) {
+    if (pipe2(gate, O_CLOEXEC) != 0) std::abort();
+    const auto memory = aligned_memory(9 * kBlock);
+    const auto reader = make_threads({}, 1, gated_pread);
+    submit_n(*reader, file, memory.get(), 0, Urgency::demand);
+    lanes(*reader, file, memory.get(), 1, [] { CHECK_EQ(write(gate[1], "x", 1), ssize_t{1}); });
+    close(gate[0]);
+    close(gate[1]);
+}
+
+// sync does demand at once, so what it has finished comes in the order it was asked for.
+void lanes_sync(const PatternFile& file) {
+    const auto memory = aligned_memory(9 * kBlock);
+    const auto reader = make_reader("sync", {});
+    Completion done[4];
+    submit_n(*reader, file, memory.get(), 1, Urgency::speculative);
+    CHECK_EQ(reader->reap(done, false), size_t{0});  // never read while something better might come
+    CHECK_EQ(reader->reap(done, true), size_t{1});
+    lanes(*reader, file, memory.get(), 0, [] {});
+}
+
+double thread_cpu_seconds() {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+// Waiting for 200 ms must be sleeping. 20 ms of processor time would already be spinning.
+void waits_asleep(Reader& reader, int release) {
+    std::thread later([release] {
+        poll(nullptr, 0, 200);
+        CHECK_EQ(write(release, "x", 1), ssize_t{1});
+    });
+    Completion done;
+    const double before = thread_cpu_seconds();
+    CHECK_EQ(reader.reap({&done, 1}, true), size_t{1});
+    CHECK(thread_cpu_seconds() - before < 0.02);
+    CHECK(reader.counters().wait_ns > 50'000'000);
+    later.join();
+}
+
+void sleeping(const PatternFile& file) {
+    if (pipe2(gate, O_CLOEXEC) != 0) std::abort();
+    const auto memory = aligned_memory(kBlock);
+    const auto threads = make_threads({}, 2, gated_pread);
+    submit_n(*threads, file, memory.get(), 0, Urgency::demand);
+    waits_asleep(*threads, gate[1]);
+    if (have_uring()) {
+        const auto uring = make_reader("uring:2", {});
+        uring->submit({gate[0], 0, 0, memory.get(), 1}, Urgency::demand);
+        waits_asleep(*uring, gate[1]);
+    }
+    close(gate[0]);
+    close(gate[1]);
+}
+
+void full_queue(const PatternFile& file) {
+    for (const auto& name : members()) {
+        const auto memory = aligned_memory(5 * kBlock);
+        const auto reader = make_reader(name, {4, 0});
+        for (uint32_t tag = 0; tag < 4; ++tag) submit_n(*reader, file, memory.get(), tag, Urgency::demand);
+        CHECK_THROWS(internal, submit_n(*reader, file, memory.get(), 4, Urgency::demand));
+        CHECK_EQ(reap_all(*reader).size(), size_t{4});
+    }
+}
+
+void empty_reads(const PatternFile& file) {
+    for (const auto& name : members()) {
+        uint8_t nothing = 0;
+        const auto reader = make_reader(name, {});
+        reader->submit({file.buffered(), 3, 0, &nothing, 0}, Urgency::demand);
+        const auto done = reap_all(*reader);
+        CHECK(done.size() == 1 && done[0].tag == 3 && done[0].error == 0);
+        CHECK_EQ(reader->reap({}, true), size_t{0});
+    }
+}
+
+void null_reader() {
+    uint8_t untouched = 42;
+    const auto reader = make_reader("null", {});
+    reader->submit({-1, 1, 0, &untouched, 1}, Urgency::demand);
+    reader->submit({-1, 2, 0, &untouched, 1}, Urgency::speculative);
+    reader->drop_speculative([](const Read&) { CHECK(false); });  // both are done
+    CHECK(tags(reap_all(*reader)) == std::vector<uint32_t>{1, 2});
+    CHECK_EQ(untouched, 42);
+    CHECK_EQ(reader->counters().bytes, uint64_t{2});
+}
+
+void names() {
+    for (const char* text : {"uring:0", "uring:1025", "uring:", "uring:x", "uring:1x", "uring:-1", "threads:0",
+                             "threads:65", "threads:99999999999", "sync:1", "null:1", "", "nope"}) {
+        CHECK_THROWS(usage, make_reader(text, {}));
+    }
+    CHECK_THROWS(usage, make_reader("sync", {0, 0}));
+}
+
+// Descriptors of rings that are open; each must close on exec.
+size_t open_rings() {
+    size_t count = 0;
+    DIR* directory = opendir("/proc/self/fd");
+    if (directory == nullptr) std::abort();
+    while (const dirent* entry = readdir(directory)) {
+        char target[64] = {};
+        if (readlinkat(dirfd(directory), entry->d_name, target, sizeof target - 1) < 0) continue;
+        if (std::string(target) != "anon_inode:[io_uring]") continue;
+        ++count;
+        CHECK((fcntl(std::atoi(entry->d_name), F_GETFD) & FD_CLOEXEC) != 0);
+    }
+    closedir(directory);
+    return count;
+}
+
+void descriptors() {
+    if (!have_uring()) return;
+    const size_t before = open_rings();
+    {
+        const auto reader = make_reader("uring", {});
+        CHECK_EQ(open_rings(), before + 1);
+    }
+    CHECK_EQ(open_rings(), before);
 }
 
 }  // namespace
 
 int main() {
-    const PatternFile file;
-    std::vector<const char*> readers{"sync", "threads:1", "threads:4"};
-    if (uring_works()) readers.insert(readers.end(), {"uring:1", "uring:3", "uring:24", "uring:1024"});
-    for (const char* name : readers) {
-        test_random_reads(name, file.fd);
-        if (file.direct >= 0) test_random_reads(name, file.direct);
-        test_end_of_file(name, file);
-        test_errors(name, file);
-        test_speculation(name, file);
-        test_destruction(name, file);
-        test_signals(name, file);
+    const PatternFile file(4 << 20);
+    names();
+    null_reader();
+    for (const auto& name : members()) {
+        random_reads(name, file, 600, 0, true);
+        random_reads(name, file, 600, 0, false);
+        random_reads(name, file, 300, 2 * kBlock, true);
+        random_reads(name, file, 300, 1, false);  // pieces of a page
     }
-    test_short_reads();
-    test_lanes();
-    test_names();
-    test_null();
-    return test::checks_failed();
+    every_depth(file);
+    if (have_uring()) lanes_uring(file);
+    lanes_threads(file);
+    lanes_sync(file);
+    sleeping(file);
+    full_queue(file);
+    empty_reads(file);
+    descriptors();
+    return exit_code();
 }
