@@ -17,7 +17,7 @@ from typing import Any
 from moestream import _core
 from moestream.binding import libllama_path, llama_cpp, node_callback, set_abort_callback, wrapped_defaults
 from moestream.box import Box, process_memory
-from moestream.dryrun import measure_context
+from moestream.dryrun import COMPUTE_SHARE, plan_context
 from moestream.errors import (
     AbiError,
     BudgetError,
@@ -31,7 +31,7 @@ from moestream.errors import (
 )
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
-from moestream.plan import Plan, make_plan, slab_geometry, split_budget
+from moestream.plan import Plan, slab_geometry, split_budget
 from moestream.recorder import Recorder, summary
 from moestream.stats import Step
 from moestream.units import format_bytes, parse_size
@@ -139,19 +139,21 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _make_plan(self, cap: int | None, mechanism: Mechanism | None, arguments: dict[str, Any]) -> Plan:
         n_ctx = arguments.get("n_ctx", 512) or self.model_info.n_ctx_train
         n_batch = min(n_ctx, arguments.get("n_batch", 512))
-        n_ubatch = min(n_batch, arguments.get("n_ubatch", 512))
-        sizes = measure_context(
-            self.model_info.paths[0],
+        asked = arguments.get("n_ubatch")
+        plan = plan_context(
+            self.model_info,
+            Box(),
+            cap,
+            mechanism,
             n_ctx=n_ctx,
-            n_batch=n_batch,
-            n_ubatch=n_ubatch,
+            n_ubatch=min(n_batch, asked or 512),
+            compute_share=1.0 if asked else COMPUTE_SHARE,
             type_k=arguments.get("type_k"),
             type_v=arguments.get("type_v"),
             flash_attn=bool(arguments.get("flash_attn", False)),
             n_outputs_max=_outputs(arguments),
         )
-        plan = make_plan(self.model_info, Box(), cap, mechanism, sizes, n_ubatch=n_ubatch)
-        if plan.n_batch < n_ubatch:
+        if plan.n_batch < n_batch:
             arguments["n_batch"] = arguments["n_ubatch"] = plan.n_batch
         return plan
 
@@ -239,10 +241,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             capacities = split_budget(geometry, wanted, n_batch)
         except BudgetError as error:
+            lacking = geometry.bytes_of(geometry.smallest(1)) - budget
             raise BudgetError(
                 f"after loading, {format_bytes(used)} of the cap of {format_bytes(self.plan.cap_bytes)} are in use "
                 f"and too little is left for experts: {error}",
-                error.smallest_bytes,
+                self.plan.cap_bytes + lacking,
             ) from None
         # The parent feeds at most this many tokens a step.
         self.n_batch = min(self.n_batch, n_batch) if n_batch < self.plan.n_batch else self.n_batch
