@@ -15,7 +15,7 @@ from typing import Any
 
 #: Iterations an OpenMP thread spins before it sleeps: long enough for the next node of a graph, far too short to burn
 #: a core while the disk is awaited. See FINDINGS.md for the figures behind the number.
-SPIN_COUNT = "20000"
+SPIN_COUNT = "1000"
 _SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 

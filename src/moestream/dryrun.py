@@ -35,6 +35,12 @@ _ERROR_LEVEL, _CONTINUED = 4, 5
 _log_lock = threading.Lock()
 
 
+#: Of the cap, what the compute buffers may take when nobody names a step: a larger step makes prompts cheaper, a
+#: smaller one leaves more experts for every token after them.
+COMPUTE_SHARE = 1 / 24
+#: Below this many tokens a step every prompt would read the model many times over.
+SMALLEST_DEFAULT_STEP = 64
+
 @dataclass(frozen=True)
 class ContextSizes:
     """Bytes llama.cpp will allocate for a context: the KV cache (recurrent state included), the compute
@@ -180,12 +186,14 @@ def plan_context(
     n_ctx: int,
     n_ubatch: int = 512,
     disk_bytes_per_s: float | None = None,
+    compute_share: float = 1.0,
     **options: Any,
 ) -> Plan:
     """``make_plan`` with the context's sizes measured for the step it will really run.
 
     A smaller step takes smaller compute buffers as well as fewer experts at once, so where ``n_ubatch`` does
     not fit, half of it is measured and planned, and so on: ``plan.n_batch`` is the first that fits whole.
+    So is a step whose compute buffers take more than ``compute_share`` of the cap from the experts.
     ``options`` are ``measure_context``'s. Raises what the two raise; the BudgetError is that of single
     tokens."""
     step = min(n_ubatch, n_ctx or model.n_ctx_train)
@@ -205,10 +213,14 @@ def plan_context(
             if step == 1:
                 raise
         else:
-            if plan.n_batch == step:
+            lean = plan.compute_bytes <= compute_share * plan.cap_bytes or step <= SMALLEST_DEFAULT_STEP
+            if plan.n_batch == step and lean:
                 break
         step //= 2
     if step < n_ubatch <= (n_ctx or model.n_ctx_train):
-        cut = f"prompts run {step} tokens a step, not {n_ubatch}: more experts do not fit at once"
-        plan = replace(plan, warnings=(*plan.warnings, cut))
+        cut = f"prompts run {step} tokens a step, not {n_ubatch}: a larger one would take memory from the experts"
+        if compute_share < 1:  # nobody asked for n_ubatch: how it was chosen, not something to warn of
+            plan = replace(plan, reasons=(*plan.reasons, cut))
+        else:
+            plan = replace(plan, warnings=(*plan.warnings, cut))
     return plan

@@ -24,7 +24,7 @@ class Member:
 
 
 _QUEUE = {
-    "uring": Member("io_uring by raw system calls", "reads in flight", 24, 1, 1024),
+    "uring": Member("io_uring by raw system calls", "reads in flight", 8, 1, 1024),
     "threads": Member("a pool of pread threads", "threads", 4, 1, 64),
     "sync": Member("pread by the thread that needs the bytes"),
 }
@@ -77,7 +77,7 @@ class _Grammar:
 _ANON = {name: _DENSE[name] for name in ("anon", "mlock")}
 _NONE = {"none": _POLICIES["none"]}
 _GRAMMAR = {
-    "resident": _Grammar(_QUEUE, _NONE, _NONE, _ANON, (), ("uring:24", "none", "none", "anon")),
+    "resident": _Grammar(_QUEUE, _NONE, _NONE, _ANON, (), ("uring:8", "none", "none", "anon")),
     "mapped": _Grammar(_WARMERS, _NONE, _NONE, _DENSE, (), ("fault", "none", "none", "mapped")),
     "arena": _Grammar(
         _QUEUE,
@@ -85,7 +85,7 @@ _GRAMMAR = {
         _PREDICTORS,
         _ANON,
         ("direct", "buffered"),
-        ("uring:24", "lfu-decay:16", "none", "anon"),
+        ("uring:8", "lfu-decay:16", "none", "anon"),
     ),
 }
 _FAMILIES = {"reader": _QUEUE | _WARMERS, "policy": _POLICIES, "predictor": _PREDICTORS, "dense": _DENSE}
@@ -101,7 +101,7 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One combination; every part is canonical text (``uring:24``, never ``uring``).
+    """One combination; every part is canonical text (``uring:8``, never ``uring``).
 
     ``variant`` is ``direct`` or ``buffered`` for an arena and '' for the other stores. A value built by hand
     from members that do not go together raises UsageError, like ``parse``.

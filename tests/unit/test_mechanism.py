@@ -60,12 +60,12 @@ def test_parts_come_in_any_order(mechanism: Mechanism, random: object) -> None:
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
-        ("arena", "arena+uring:24+lfu-decay:16+none+anon"),
-        ("arena/direct", "arena+uring:24+lfu-decay:16+none+anon"),
+        ("arena", "arena+uring:8+lfu-decay:16+none+anon"),
+        ("arena/direct", "arena+uring:8+lfu-decay:16+none+anon"),
         ("arena/buffered + threads + lru", "arena/buffered+threads:4+lru+none+anon"),
-        ("arena+gate", "arena+uring:24+lfu-decay:16+gate:1+anon"),
-        ("arena+lru+none", "arena+uring:24+lru+none+anon"),
-        ("arena+none", "arena+uring:24+none+none+anon"),
+        ("arena+gate", "arena+uring:8+lfu-decay:16+gate:1+anon"),
+        ("arena+lru+none", "arena+uring:8+lru+none+anon"),
+        ("arena+none", "arena+uring:8+none+none+anon"),
         ("arena+uring:08", "arena+uring:8+lfu-decay:16+none+anon"),
         ("mapped", "mapped+fault+none+none+mapped"),
         ("mapped+mlock+willneed", "mapped+willneed+none+none+mlock"),

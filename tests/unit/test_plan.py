@@ -203,7 +203,7 @@ def test_the_smallest_cap_works_and_less_does_not(text: str) -> None:
 def test_everything_in_memory_where_it_fits() -> None:
     model = _streamed()
     plan = make_plan(model, _Box(), 4 << 30, None, _SIZES, disk_bytes_per_s=1e9, compute_s_per_token=0.01)
-    assert str(plan.mechanism) == "resident+uring:24+none+none+anon"
+    assert str(plan.mechanism) == "resident+uring:8+none+none+anon"
     assert plan.tok_per_s == (100.0, 100.0)
     assert plan.n_batch == 512
     arena = make_plan(model, _Box(), 4 << 30, DEFAULT, _SIZES, disk_bytes_per_s=1e9, compute_s_per_token=0.01)
@@ -346,7 +346,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
 def test_the_command_prints_the_plan(command: Callable[..., Result]) -> None:
     found = json.loads(command("--ram", "4GiB", "--json", "--ctx", "64").stdout)
     assert found["cap_bytes"] == 4 << 30
-    assert found["mechanism"] == "resident+uring:24+none+none+anon"
+    assert found["mechanism"] == "resident+uring:8+none+none+anon"
     assert found["n_ctx"] == 64
     assert found["disk"]["bytes_per_s"] == 1e9
     text = command("--ram", "4GiB", "--mechanism", "arena+sync").stdout

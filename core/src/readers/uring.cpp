@@ -7,7 +7,7 @@
 namespace moestream {
 namespace {
 
-constexpr uint32_t kDefaultDepth = 24;
+constexpr uint32_t kDefaultDepth = 8;
 constexpr uint32_t kMaxDepth = 1024;
 
 class Uring : public Reader {
