@@ -1,0 +1,130 @@
+"""The command line: which commands there are, and the one place that prints errors and picks exit codes.
+
+A command's module is imported when that command runs, so that ``--help`` and wrong words are answered at
+once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from moestream.errors import MoestreamError, UsageError
+
+#: A shell's exit code for a program that Ctrl-C ended before it had anything to show.
+INTERRUPTED = 130
+#: Each command, which is a function of that name in a module of that name, and its line in the help.
+COMMANDS = {
+    "run": "Generate text from a prompt within a memory cap.",
+    "plan": "Say how a memory cap would be divided, and how fast that can be.",
+    "inspect": "Show a model's expert table: what streams and what stays.",
+    "demo-model": "Build the demo model, 3.2 GB, from an installed package.",
+    "make-model": "Write a model of any shape with random weights.",
+}
+#: The base of the parser's complaints, whichever copy of click this typer brings.
+_ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+class _Commands(TyperGroup):
+    """Commands that are imported when they are called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            close = difflib.get_close_matches(cmd_name, COMMANDS, n=2)
+            nearest = f": did you mean {' or '.join(close)}?" if close else ""
+            raise UsageError(f"no command {cmd_name!r}{nearest} (there are: {', '.join(COMMANDS)})")
+        function = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"moestream.cli.{function}")
+        one = typer.Typer(add_completion=False, rich_markup_mode=None)
+        one.command(cmd_name)(getattr(module, function))
+        return typer.main.get_command(one)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+app = typer.Typer(cls=_Commands, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        # Asking for the installed package's metadata takes longer than all the rest of the help.
+        from moestream.version import __version__
+
+        print(f"moestream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    """Run a mixture-of-experts GGUF that is larger than memory, at the speed of the disk.
+
+    Exit codes: 0 done, 2 wrong words, 3 refused with a reason, 4 failed, 130 stopped before there was
+    anything to show. MODEL is a GGUF file (any shard of a split model) or the word demo.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line (None: the process's own) and exit with its code."""
+    # While llama.cpp loads a model the binding points descriptor 2 elsewhere; errors must not go there.
+    with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as errors:
+        code = _exit_code(arguments, errors)
+    sys.exit(code)
+
+
+def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
+    def complain(text: str) -> None:
+        # One line, whatever a file's name or another library's message holds.
+        print("moestream: " + " ".join(text.split()), file=errors, flush=True)
+
+    try:
+        command = typer.main.get_command(app)
+        result = command.main(args=arguments, prog_name="moestream", standalone_mode=False)
+    except MoestreamError as error:
+        complain(str(error))
+        return error.exit_code
+    except _ClickError as error:
+        return _wrong_words(error, complain)
+    except (KeyboardInterrupt, typer.Abort):
+        complain("stopped")
+        _leave_now(INTERRUPTED)
+    # Typer turns a Ctrl-C that nobody caught into the exit code it returns here.
+    if result == INTERRUPTED:
+        complain("stopped")
+        _leave_now(INTERRUPTED)
+    return result if isinstance(result, int) else 0
+
+
+def _wrong_words(error: Any, complain: Any) -> int:
+    """A complaint of the parser's, in our one line; without a word on the command line, the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+    else:
+        context = getattr(error, "ctx", None)
+        where = f" (see {context.command_path} --help)" if context is not None else ""
+        complain(error.format_message().rstrip(".") + where)
+    return UsageError.exit_code
+
+
+def _leave_now(code: int) -> NoReturn:
+    """Exit without running finalisers: another thread may still be inside llama.cpp."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    os._exit(code)
