@@ -1,0 +1,150 @@
+"""What ``run`` says on stderr: the banner before, a bar during, the summary after. Text only; it decides
+nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from moestream.units import format_bytes
+from moestream.version import __version__
+
+if TYPE_CHECKING:
+    from moestream.box import DiskRate
+    from moestream.engine import Llama
+    from moestream.model import Model
+    from moestream.plan import Plan
+
+#: Work expected to take longer than this gets a bar, once it has run long enough to tell.
+BAR_FROM_S = 2.0
+_TELL_AFTER_S = 0.3
+
+
+class Bar:
+    """A progress bar for work that takes longer than two seconds; where ``stream`` is not a terminal nothing
+    is drawn, and nothing imported for it."""
+
+    def __init__(self, stream: TextIO, what: str) -> None:
+        self._stream, self._what = stream, what
+        self._start = time.monotonic()
+        self._wanted = stream.isatty()
+        self._drawing: Any = None
+        self._task: Any = None
+
+    def update(self, done: int, total: int) -> None:
+        """``done`` of ``total``, from any one thread at a time."""
+        if not self._wanted or done <= 0 or total <= 0:
+            return
+        elapsed = time.monotonic() - self._start
+        if self._drawing is None:
+            if elapsed < _TELL_AFTER_S or elapsed * total / done < BAR_FROM_S:
+                return
+            self._begin(total)
+        self._drawing.update(self._task, completed=done, total=total)
+        self._drawing.refresh()
+
+    def _begin(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+        )
+        # No thread of its own: it would run beside the model, and at the load wait for the interpreter.
+        self._drawing = Progress(
+            *columns,
+            console=Console(file=self._stream),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._drawing.start()
+        self._task = self._drawing.add_task(self._what, total=total)
+
+    def close(self) -> None:
+        """Take the bar away. Nothing is drawn afterwards."""
+        self._wanted = False
+        if self._drawing is not None:
+            self._drawing.stop()
+
+
+def banner(llama: Llama, cap_bytes: int | None, rate: DiskRate | None) -> Iterator[str]:
+    """The lines before the text: what runs, on which terms, and what is not as asked."""
+    yield f"moestream {__version__}: {_model(llama.model_info)}"
+    plan = llama.plan
+    if plan is None:
+        cap = f", the cap of {format_bytes(cap_bytes)} not used" if cap_bytes is not None else ""
+        yield f"mechanism none: a dense model, loaded as llama.cpp does{cap}"
+    else:
+        yield f"mechanism {llama.mechanism}"
+        yield _split(plan, llama.model_info)
+        yield _ceiling(plan, rate)
+        for note in llama.fallbacks:
+            yield f"not as asked: {note}"
+        for warning in plan.warnings:
+            yield f"warning: {warning}"
+
+
+def _model(model: Model) -> str:
+    name = f"{model.name} ({model.arch})" if model.name else model.arch
+    text = f"{name}, {format_bytes(model.bytes)}, {model.n_layers} layers"
+    if model.is_moe:
+        text += f" of {model.n_experts} experts, {model.n_experts_used} used"
+    return text
+
+
+def _split(plan: Plan, model: Model) -> str:
+    parts = (
+        ("dense", plan.dense_bytes),
+        ("boundary", plan.boundary_bytes),
+        ("KV", plan.kv_bytes),
+        ("compute", plan.compute_bytes),
+        ("other", plan.other_bytes),
+        ("margin", plan.margin_bytes),
+    )
+    split = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+    share = min(1.0, plan.expert_bytes / max(1, model.expert_bytes))
+    return (
+        f"cap {format_bytes(plan.cap_bytes)}: {split}, experts {format_bytes(plan.expert_bytes)} "
+        f"({share:.0%} of {format_bytes(model.expert_bytes)})"
+    )
+
+
+def _ceiling(plan: Plan, rate: DiskRate | None) -> str:
+    demand = plan.demand_bytes_per_token
+    asks = f"a token asks for {format_bytes(demand)} of experts"
+    if rate is None:
+        return f"disk: its rate is not known; {asks}"
+    how = "" if rate.direct else " through the page cache"
+    text = f"disk {format_bytes(rate.bytes_per_s)}/s{how}; {asks}"
+    if demand:
+        text += f", {rate.bytes_per_s / demand:.2g} tok/s if none of it is in memory"
+    return text
+
+
+def summary(document: dict[str, Any]) -> str:
+    """The line after the text, from the document of the run."""
+    prefill, decode = document["prefill"], document["decode"]
+    text = f"prompt {_rate(prefill)}; text {_rate(decode)}"
+    routed, tokens = decode["hits"] + decode["misses"], decode["tokens"]
+    if tokens:
+        inside = [f"hit rate {decode['hits'] / routed:.0%}"] if routed else []
+        inside.append(f"{format_bytes(decode['bytes_read'] / tokens)} a token")
+        times = (("stall", "stall_s"), ("compute", "compute_s"), ("memory", "memory_work_s"))
+        inside += [f"{name} {decode[key] / tokens * 1e3:.1f} ms" for name, key in times]
+        text += f" ({', '.join(inside)})"
+    cap = document["budget"]["cap_bytes"]
+    text += f"; peak memory {format_bytes(document['peak_rss_bytes'])}"
+    text += f" of {format_bytes(cap)}" if cap is not None else ""
+    return text if document["ended"] == "tokens" else f"{text}; {document['ended']}"
+
+
+def _rate(phase: dict[str, Any]) -> str:
+    tokens = f"{phase['tokens']} token{'' if phase['tokens'] == 1 else 's'}"
+    rate = phase["tok_per_s"]
+    return tokens if rate is None else f"{tokens} at {rate:.3g} tok/s"

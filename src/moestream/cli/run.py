@@ -1,0 +1,348 @@
+"""``moestream run MODEL -p TEXT``: generate text within a memory cap.
+
+The model runs in a worker thread and the main thread waits, because only the main thread hears Ctrl-C and
+it must be free to tell the engine. The text goes to stdout as it comes, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from moestream.box import Box, disk_rate
+from moestream.cli.banner import Bar, banner, summary
+from moestream.errors import Cancelled, RefusedError, UsageError
+from moestream.mechanism import Mechanism
+from moestream.model import locate
+from moestream.report import Generated, check_writable, run_document, write_json
+from moestream.units import parse_size
+
+if TYPE_CHECKING:
+    from moestream.engine import Llama
+
+#: How often the main thread looks after a bar and a stop that came too early to be heard.
+_LOOK_S = 0.1
+#: Longest piece of text one token can be; a longer one is asked for again with the room it needs.
+_PIECE_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked on the command line, checked as far as that goes without the model."""
+
+    path: Path
+    prompt: str
+    n_tokens: int
+    cap_bytes: int | None
+    mechanism: str | None
+    strict: bool
+    chat: bool
+    temp: float
+    seed: int | None
+    quiet: bool
+    arguments: dict[str, Any]
+
+
+@dataclass
+class Job:
+    """A run under way, shared by the two threads: the worker fills it, the main thread reads it."""
+
+    request: Request
+    stderr: TextIO
+    generated: Generated = field(default_factory=Generated)
+    llama: Llama | None = None
+    error: BaseException | None = None
+    stopping: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def say(self, text: str) -> None:
+        print(text, file=self.stderr, flush=True)
+
+
+def run(
+    model: Annotated[str, typer.Argument(help="A GGUF file, any shard of a split model, or demo.")],
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to go on from.")],
+    tokens: Annotated[int, typer.Option("-n", "--tokens", min=0, help="Most tokens to generate.")] = 128,
+    ram: Annotated[
+        str | None, typer.Option(help="Memory for the whole process: 4GiB, 1.1GB. Left out: what is free.")
+    ] = None,
+    mechanism: Annotated[
+        str | None, typer.Option(help="How experts travel. Left out: in memory if it fits, else the arena.")
+    ] = None,
+    ctx: Annotated[
+        int, typer.Option(min=0, help="Tokens of context; 0: what the model was trained with.")
+    ] = 4096,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Compute threads. Left out: one for each CPU.")
+    ] = None,
+    temp: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0: the likeliest token.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Most tokens of a prompt in one step.")] = 512,
+    json: Annotated[Path | None, typer.Option(help="Write what happened to this file, as JSON.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only the text, and errors.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A mechanism that does not engage as asked is an error.")
+    ] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put the prompt into the model's own chat template.")
+    ] = False,
+) -> None:
+    """Generate text from a prompt, within a memory cap.
+
+    The text goes to stdout, the rest to stderr. Ctrl-C ends with the text so far and the summary; a second
+    one at once.
+    """
+    if mechanism is not None:
+        Mechanism.parse(mechanism)
+    cap = parse_size(ram) if ram is not None else None
+    if json is not None:
+        check_writable(json)
+    n_threads = threads or Box().cpus()
+    request = Request(
+        path=locate(model),
+        prompt=prompt,
+        n_tokens=tokens,
+        cap_bytes=cap,
+        mechanism=mechanism,
+        strict=strict,
+        chat=chat,
+        temp=temp,
+        seed=seed,
+        quiet=quiet,
+        arguments={
+            "n_ctx": ctx,
+            "n_batch": batch,
+            "n_ubatch": batch,
+            "n_threads": n_threads,
+            "n_threads_batch": n_threads,
+        },
+    )
+    # While a model loads the binding points descriptor 2 elsewhere; the bar is to be seen then too.
+    with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as stderr:
+        _finish(_supervise(Job(request, stderr)), json)
+
+
+def _finish(job: Job, json: Path | None) -> None:
+    """Summary, document, and the error if there was one."""
+    llama, generated = job.llama, job.generated
+    if generated.text and not generated.text.endswith(b"\n"):
+        _write(job, b"\n")
+    if llama is None or (job.error is not None and not generated.tokens):
+        assert job.error is not None
+        raise job.error
+    document = run_document(llama, generated, job.request.mechanism, job.request.cap_bytes)
+    llama.close()
+    if not job.request.quiet:
+        job.say(summary(document))
+    if job.error is not None:
+        raise job.error
+    if json is not None:
+        write_json(json, document)
+
+
+# -- the main thread ----------------------------------------------------------------------------------------
+
+
+def _supervise(job: Job) -> Job:
+    """Run the job in a thread until it has ended or was stopped. Raises KeyboardInterrupt on a Ctrl-C that
+    comes while the model loads, or on a second one."""
+    with _interrupts(job):
+        # A daemon: after a second Ctrl-C nobody waits for it.
+        threading.Thread(target=_work, args=(job,), name="generate", daemon=True).start()
+        bar = Bar(job.stderr, "prompt")
+        while not job.done.wait(_LOOK_S):
+            if job.stopping and job.llama is not None:
+                # Again, should the call have begun only after the signal.
+                job.llama.cancel()
+            _show_prompt(job, bar)
+        bar.close()
+    return job
+
+
+@contextmanager
+def _interrupts(job: Job) -> Iterator[None]:
+    """While inside, Ctrl-C stops the job. Outside the main thread signals are not ours to take."""
+
+    def stop(number: int, frame: Any) -> None:
+        if job.stopping or job.llama is None:
+            raise KeyboardInterrupt
+        job.stopping = True
+        job.llama.cancel()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _show_prompt(job: Job, bar: Bar) -> None:
+    """The prompt's bar: steps until the first token is there."""
+    total = job.generated.prompt_tokens
+    if job.llama is None or not total or job.request.quiet:
+        return
+    if job.generated.tokens:
+        bar.close()
+    else:
+        bar.update(sum(step.tokens for step in job.llama.last_steps), total)
+
+
+# -- the worker ---------------------------------------------------------------------------------------------
+
+
+def _work(job: Job) -> None:
+    """Load, then generate; whatever goes wrong is left in the job for the main thread."""
+    try:
+        _load(job)
+        _generate(job)
+    except Cancelled:
+        job.generated.ended = "stopped"
+    except BaseException as error:
+        job.error = error
+    finally:
+        job.done.set()
+
+
+def _load(job: Job) -> None:
+    # The binding takes a while to import: wrong words are to be told at once.
+    from moestream.engine import Llama
+
+    request = job.request
+    bar = Bar(job.stderr, "load")
+    begun = time.process_time()
+    try:
+        llama = Llama(
+            request.path,
+            ram=request.cap_bytes,
+            mechanism=request.mechanism,
+            strict=request.strict,
+            on_progress=(lambda done, total: None) if request.quiet else bar.update,
+            **request.arguments,
+        )
+    finally:
+        bar.close()
+    job.generated.cpu_s["load"] = time.process_time() - begun
+    if request.seed is not None:
+        llama.set_seed(request.seed)
+    if not request.quiet:
+        rate = disk_rate(llama.model_info.paths[0]) if llama.plan is not None else None
+        for line in banner(llama, request.cap_bytes, rate):
+            job.say(line)
+    job.llama = llama
+
+
+def _generate(job: Job) -> None:
+    """Stream the text to stdout and account for it."""
+    llama, request, generated = job.llama, job.request, job.generated
+    assert llama is not None
+    prompt = _prompt_tokens(llama, request)
+    generated.prompt_tokens = len(prompt)
+    room = llama.n_ctx() - len(prompt)
+    if room < 0:
+        raise UsageError(
+            f"the prompt is {len(prompt)} tokens and the context {llama.n_ctx()}: "
+            f"--ctx {len(prompt) + request.n_tokens} holds it and {request.n_tokens} more"
+        )
+    # The last token is not fed back, so it needs no place in the context.
+    limit = min(request.n_tokens, room + 1)
+    phase, begun = "prefill", time.process_time()
+    try:
+        if limit == 0:
+            llama.eval(prompt)
+            return
+        for token in llama.generate(prompt, temp=request.temp):
+            if phase == "prefill":
+                now = time.process_time()
+                generated.cpu_s["prefill"], phase, begun = now - begun, "decode", now
+            if _is_end(llama, token):
+                generated.ended = "end of text"
+                return
+            piece = _piece(llama, token)
+            generated.tokens.append(token)
+            generated.text += piece
+            _write(job, piece)
+            if len(generated.tokens) == limit or job.stopping:
+                break
+        generated.ended = (
+            "stopped" if job.stopping else "tokens" if limit == request.n_tokens else "context full"
+        )
+    finally:
+        generated.cpu_s[phase] = time.process_time() - begun
+
+
+def _prompt_tokens(llama: Llama, request: Request) -> list[int]:
+    """The prompt as the model's tokens. Raises UsageError when there is none to begin with."""
+    text = _chat_prompt(llama, request.prompt) if request.chat else request.prompt
+    # A template writes the beginning-of-text token itself, and its marks are tokens of their own.
+    tokens = llama.tokenize(
+        text.encode("utf-8", "surrogateescape"), add_bos=not request.chat, special=request.chat
+    )
+    if not tokens and llama.token_bos() >= 0:
+        tokens = [llama.token_bos()]
+    if not tokens:
+        raise UsageError(
+            "an empty prompt, and this model has no token that begins a text: give some text with -p"
+        )
+    return list(tokens)
+
+
+def _chat_prompt(llama: Llama, text: str) -> str:
+    """One user's message in the model's own chat template."""
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    template = llama.metadata.get("tokenizer.chat_template")
+    if not template:
+        raise RefusedError(f"{llama.model_info.paths[0]} has no chat template: leave out --chat")
+    eos, bos = (
+        llama.detokenize([token], special=True).decode("utf-8", "replace") if token >= 0 else ""
+        for token in (llama.token_eos(), llama.token_bos())
+    )
+    formatter = Jinja2ChatFormatter(template=template, eos_token=eos, bos_token=bos)
+    return str(formatter(messages=[{"role": "user", "content": text}]).prompt)
+
+
+def _is_end(llama: Llama, token: int) -> bool:
+    from moestream.binding import low
+
+    return bool(low.llama_vocab_is_eog(llama._model.vocab, token))
+
+
+def _piece(llama: Llama, token: int) -> bytes:
+    """A token's bytes. The binding's own ``detokenize`` loses tokens of more than 32 bytes."""
+    import ctypes
+
+    from moestream.binding import low
+
+    size = _PIECE_BYTES
+    while True:
+        buffer = (ctypes.c_char * size)()
+        length = low.llama_token_to_piece(llama._model.vocab, token, buffer, size, 0, False)
+        if length >= 0:
+            return buffer.raw[:length]
+        size = -length
+
+
+def _write(job: Job, text: bytes) -> None:
+    """Text to stdout, at once. When its reader is gone the run stops, as on Ctrl-C."""
+    try:
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        job.stopping = True
+        # What is still buffered must go somewhere when the interpreter exits.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)

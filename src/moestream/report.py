@@ -1,0 +1,130 @@
+"""The document that ``run --json`` writes: what ran, on what, within which budget, and what it did.
+
+All sizes in bytes, all times in seconds unless a key says ``_ms``. A value is None where nothing can be
+said: rates without a step, and the context's share of a dense model, which llama.cpp divides by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moestream.box import Box, peak_rss_bytes
+from moestream.errors import RefusedError, UsageError
+from moestream.stats import Step, phase_summary
+from moestream.version import __version__
+
+if TYPE_CHECKING:
+    from moestream.engine import Llama
+    from moestream.model import Model
+
+
+@dataclass
+class Generated:
+    """What a run generated. ``tokens``: ids without the prompt's; ``ended``: why it ended (``tokens``, ``end
+    of text``, ``context full``, ``stopped``); ``cpu_s``: CPU seconds of the whole process in load, prefill
+    and decode."""
+
+    prompt_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    text: bytes = b""
+    ended: str = "tokens"
+    cpu_s: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "prefill": 0.0, "decode": 0.0})
+
+
+def split_steps(steps: Sequence[Step], prompt_tokens: int) -> tuple[list[Step], list[Step]]:
+    """The steps that read the prompt, and those after them. A small budget runs a prompt one token a step,
+    so a step's size does not tell."""
+    left = prompt_tokens
+    for number, step in enumerate(steps):
+        if left <= 0:
+            return list(steps[:number]), list(steps[number:])
+        left -= step.tokens
+    return list(steps), []
+
+
+def run_document(
+    llama: Llama, generated: Generated, asked: str | None, cap_bytes: int | None
+) -> dict[str, Any]:
+    """The document of a run that has ended. ``asked``: the mechanism as it was asked for."""
+    prefill, decode = split_steps(llama.last_steps, generated.prompt_tokens)
+    return {
+        "version": __version__,
+        "model": _model(llama.model_info),
+        "box": Box().describe(llama.model_info.paths[0]),
+        "mechanism": {
+            "asked": asked,
+            "effective": str(llama.mechanism) if llama.mechanism is not None else None,
+            "fallbacks": list(llama.fallbacks),
+        },
+        "budget": _budget(llama, cap_bytes),
+        "load": llama.stats()["load"],
+        "prefill": phase_summary(prefill),
+        "decode": phase_summary(decode),
+        "cpu_s": dict(generated.cpu_s),
+        "peak_rss_bytes": peak_rss_bytes(),
+        "ended": generated.ended,
+        "tokens": list(generated.tokens),
+        "text": generated.text.decode("utf-8", "replace"),
+    }
+
+
+def _model(model: Model) -> dict[str, Any]:
+    return {
+        "paths": [str(path) for path in model.paths],
+        "identity": model.identity,
+        "bytes": model.bytes,
+        "arch": model.arch,
+        "layers": model.n_layers,
+        "experts": model.n_experts,
+        "experts_used": model.n_experts_used,
+        "dense_bytes": model.dense_bytes,
+        "expert_bytes": model.expert_bytes,
+        "demand_bytes_per_token": model.demand_bytes_per_token,
+    }
+
+
+def _budget(llama: Llama, cap_bytes: int | None) -> dict[str, Any]:
+    plan = llama.plan
+    if plan is None:
+        return {
+            "cap_bytes": cap_bytes,
+            "dense_bytes": llama.model_info.bytes,
+            "boundary_bytes": 0,
+            "kv_bytes": None,
+            "compute_bytes": None,
+            "other_bytes": None,
+            "margin_bytes": 0,
+            "expert_bytes": 0,
+        }
+    names = ("cap", "dense", "boundary", "kv", "compute", "other", "margin", "expert")
+    return {f"{name}_bytes": getattr(plan, f"{name}_bytes") for name in names}
+
+
+def check_writable(path: Path) -> None:
+    """Raises UsageError when ``path`` cannot become a file: better before a run than after it."""
+    if path.is_dir():
+        raise UsageError(f"--json {path}: that is a directory, name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"--json {path}: there is no directory {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--json {path}: the directory {path.parent} cannot be written to")
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write the whole document or nothing. Raises RefusedError when there is no room for it."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with fresh.open("w", encoding="utf-8") as file:
+                json.dump(document, file, indent=1)
+                file.write("\n")
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise RefusedError(f"--json {path}: cannot be written: {error.strerror}") from None
