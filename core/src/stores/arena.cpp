@@ -35,6 +35,7 @@ class ArenaStore : public ShardedStore {
     void speculate(std::span<const uint32_t> experts) override;
     bool demand_idle() const override { return demand_in_flight_ == 0; }
     StoreCounters counters() const override;
+    void clear_failure() override;
 
   private:
     uint32_t slot_of(uint32_t tensor) const { return slot_[tensor]; }
@@ -303,6 +304,13 @@ void ArenaStore::speculate(std::span<const uint32_t> experts) {
         }
     }
     counters_.memory_ns += now_ns() - start;
+}
+
+// What was in flight beside the read that failed belongs to the same failure, not to the next step.
+void ArenaStore::clear_failure() {
+    drop_speculation();
+    while (reader_->in_flight() > 0) reap(true);
+    failure_.reset();
 }
 
 StoreCounters ArenaStore::counters() const {
