@@ -123,7 +123,8 @@ def _ceiling(plan: Plan, rate: DiskRate | None) -> str:
     how = "" if rate.direct else " through the page cache"
     text = f"disk {format_bytes(rate.bytes_per_s)}/s{how}; {asks}"
     if demand:
-        text += f", {rate.bytes_per_s / demand:.2g} tok/s if none of it is in memory"
+        speed = rate.bytes_per_s / demand
+        text += f", {speed:.{0 if speed >= 10 else 1}f} tok/s if none of it is in memory"
     return text
 
 
@@ -147,4 +148,4 @@ def summary(document: dict[str, Any]) -> str:
 def _rate(phase: dict[str, Any]) -> str:
     tokens = f"{phase['tokens']} token{'' if phase['tokens'] == 1 else 's'}"
     rate = phase["tok_per_s"]
-    return tokens if rate is None else f"{tokens} at {rate:.3g} tok/s"
+    return tokens if rate is None else f"{tokens} at {rate:.{0 if rate >= 100 else 1 if rate >= 10 else 2}f} tok/s"

@@ -250,10 +250,12 @@ def _generate(job: Job) -> None:
     assert llama is not None
     prompt = _prompt_tokens(llama, request)
     generated.prompt_tokens = len(prompt)
-    room = llama.n_ctx() - len(prompt)
+    # llama.cpp rounds a context up, the binding's own record of its tokens stays as asked.
+    n_ctx = min(llama.n_ctx(), len(llama.input_ids))
+    room = n_ctx - len(prompt)
     if room < 0:
         raise UsageError(
-            f"the prompt is {len(prompt)} tokens and the context {llama.n_ctx()}: "
+            f"the prompt is {len(prompt)} tokens and the context {n_ctx}: "
             f"--ctx {len(prompt) + request.n_tokens} holds it and {request.n_tokens} more"
         )
     # The last token is not fed back, so it needs no place in the context.

@@ -1,0 +1,237 @@
+"""The command line without a model: help, wrong words, exit codes, and what `run` says and writes."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moestream import __version__, errors
+from moestream.cli import main as cli
+from moestream.cli.banner import Bar, summary
+from moestream.report import check_writable, write_json
+
+
+def moestream(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "moestream", *words], capture_output=True, text=True, timeout=120, **options
+    )
+
+
+def refusal(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line of an error, after a look at the exit code and that nothing else was said."""
+    assert done.returncode == code, done
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("moestream: ")
+    return lines[0]
+
+
+def test_help_names_every_command() -> None:
+    done = moestream("--help")
+    assert done.returncode == 0
+    for name, line in cli.COMMANDS.items():
+        assert any(row.split() == [name, *line.split()] for row in done.stdout.splitlines()), name
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    function = name.replace("-", "_")
+    assert callable(getattr(importlib.import_module(f"moestream.cli.{function}"), function))
+    done = moestream(name, "--help")
+    assert done.returncode == 0
+    assert f"Usage: moestream {name}" in done.stdout
+
+
+def test_help_imports_no_command_and_neither_rich_nor_numpy() -> None:
+    script = (
+        "import sys\n"
+        "from moestream.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*sorted(sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert not loaded & {"rich", "numpy", "llama_cpp", "gguf", "moestream.cli.run", "moestream.cli.plan"}
+
+
+def test_the_version() -> None:
+    done = moestream("--version")
+    assert (done.returncode, done.stdout) == (0, f"moestream {__version__}\n")
+
+
+def test_without_a_word_the_help() -> None:
+    done = moestream()
+    assert done.returncode == 2
+    assert "Commands:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["rnu"], "did you mean run"),
+        (["--nope"], "No such option: --nope"),
+        (["run"], "Missing argument"),
+        (["run", "x.gguf"], "Missing option '-p'"),
+        (["run", "x.gguf", "-p", "a", "-n", "many"], "--tokens"),
+        (["run", "x.gguf", "-p", "a", "-n", "-1"], "--tokens"),
+        (["run", "x.gguf", "-p", "a", "--threads", "0"], "--threads"),
+        (["run", "x.gguf", "-p", "a", "--ram", "lots"], "not a size: 'lots'"),
+        (["run", "x.gguf", "-p", "a", "--mechanism", "arenna"], "did you mean arena"),
+        (["run", "x.gguf", "-p", "a", "--mechanism", "arena+urng"], "did you mean uring"),
+        (["run", "x.gguf", "-p", "a", "--json", "absent/out.json"], "no directory absent"),
+        (["run", "x.gguf", "-p", "a", "--json", "."], "is a directory"),
+    ],
+)
+def test_wrong_words(words: list[str], says: str, tmp_path: Path) -> None:
+    assert says in refusal(moestream(*words, cwd=tmp_path), 2)
+
+
+def test_the_demo_model_that_is_not_made(tmp_path: Path) -> None:
+    done = moestream("run", "demo", "-p", "a", env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+    assert "moestream demo-model" in refusal(done, 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.MoestreamError, 4),
+        (errors.ReadError, 4),
+        (errors.Cancelled, 4),
+        (errors.UsageError, 2),
+        (errors.ModelError, 3),
+        (errors.BudgetError, 3),
+        (errors.AbiError, 3),
+        (errors.EngagementError, 3),
+    ],
+)
+def test_errors_become_one_line_and_their_code(
+    error: type[Exception], code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(model: Any) -> None:
+        raise error(f"{model}: broken\n  in two lines")
+
+    monkeypatch.setattr("moestream.cli.inspect.locate", fail)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["inspect", "some.gguf"])
+    assert left.value.code == code
+    assert capfd.readouterr() == ("", "moestream: some.gguf: broken in two lines\n")
+
+
+#: A model that never finishes loading, and says when it has begun.
+_ENDLESS_LOAD = """
+import threading, sys, types
+engine = types.ModuleType("moestream.engine")
+class Llama:
+    def __init__(self, *words, **options):
+        print("loading", flush=True)
+        threading.Event().wait()
+engine.Llama = Llama
+sys.modules["moestream.engine"] = engine
+from moestream.cli.main import main
+main(["run", "x.gguf", "-p", "a"])
+"""
+
+
+def test_an_interrupt_while_loading_leaves_at_once() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _ENDLESS_LOAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "loading\n"
+        os.kill(child.pid, signal.SIGINT)
+        _, said = child.communicate(timeout=60)
+    assert (child.returncode, said) == (130, "moestream: stopped\n")
+
+
+def test_no_bar_where_nobody_looks() -> None:
+    stream = io.StringIO()
+    bar = Bar(stream, "load")
+    bar.update(1, 10)
+    bar.close()
+    assert stream.getvalue() == ""
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_for_what_takes_long_and_only_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("moestream.cli.banner.time.monotonic", lambda: now)
+    quick, slow = _Terminal(), _Terminal()
+    short, long = Bar(quick, "load"), Bar(slow, "load")
+    now = 0.5
+    short.update(50, 100)
+    long.update(10, 100)
+    for bar in (short, long):
+        bar.close()
+        bar.update(60, 100)
+    assert quick.getvalue() == ""
+    assert "load" in slow.getvalue()
+    assert "10 %" in slow.getvalue()
+    assert "60 %" not in slow.getvalue()
+
+
+def phase(**values: Any) -> dict[str, Any]:
+    zero = dict.fromkeys(
+        ("tokens", "hits", "misses", "bytes_read", "stall_s", "compute_s", "memory_work_s"), 0
+    )
+    return {**zero, "tok_per_s": None, **values}
+
+
+def test_the_summary() -> None:
+    document = {
+        "prefill": phase(tokens=7, tok_per_s=21.04),
+        "decode": phase(
+            tokens=2,
+            tok_per_s=5.0,
+            hits=3,
+            misses=1,
+            bytes_read=4000,
+            stall_s=0.1,
+            compute_s=0.2,
+            memory_work_s=0.01,
+        ),
+        "budget": {"cap_bytes": 1_100_000_000},
+        "peak_rss_bytes": 1_050_000_000,
+        "ended": "stopped",
+    }
+    assert summary(document) == (
+        "prompt 7 tokens at 21.0 tok/s; text 2 tokens at 5.00 tok/s (hit rate 75%, 2.00 kB a token, "
+        "stall 50.0 ms, compute 100.0 ms, memory 5.0 ms); peak memory 1.05 GB of 1.10 GB; stopped"
+    )
+    document["decode"] = phase()
+    document["budget"], document["ended"] = {"cap_bytes": None}, "tokens"
+    assert summary(document) == "prompt 7 tokens at 21.0 tok/s; text 0 tokens; peak memory 1.05 GB"
+
+
+def test_a_document_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    write_json(out, {"a": 1})
+    write_json(out, {"a": 2})
+    assert json.loads(out.read_text()) == {"a": 2}
+    with pytest.raises(TypeError):
+        write_json(out, {"a": object()})
+    assert json.loads(out.read_text()) == {"a": 2}
+    assert list(tmp_path.iterdir()) == [out]
+    with pytest.raises(errors.RefusedError, match="cannot be written"):
+        write_json(tmp_path / "absent/run.json", {})
+
+
+def test_a_place_for_the_document_is_looked_at_first(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new.json")
+    with pytest.raises(errors.UsageError, match="is a directory"):
+        check_writable(tmp_path)
+    with pytest.raises(errors.UsageError, match="no directory"):
+        check_writable(tmp_path / "absent/new.json")
