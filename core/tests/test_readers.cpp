@@ -3,9 +3,10 @@
 #include <poll.h>
 #include <time.h>
 
+#include <condition_variable>
 #include <map>
+#include <mutex>
 #include <random>
-#include <set>
 #include <thread>
 
 #include "moestream/reader.h"
@@ -152,6 +153,45 @@ void lanes_sync(const PatternFile& file) {
     lanes(*reader, file, memory.get(), 0, [] {});
 }
 
+// A pread that goes on only when four are inside it.
+std::mutex meeting;
+std::condition_variable met;
+int present;
+ssize_t meeting_pread(int fd, void* to, size_t bytes, off_t offset) {
+    {
+        std::unique_lock lock(meeting);
+        if (++present == 4) met.notify_all();
+        met.wait(lock, [] { return present >= 4; });
+    }
+    return pread(fd, to, bytes, offset);
+}
+
+// All the depth is used at once: by the pieces of one read, and by reads of which the last finishes first.
+void at_once(const PatternFile& file) {
+    const auto memory = aligned_memory(4 * kBlock);
+    const auto threads = make_threads({8, kBlock}, 4, meeting_pread);
+    threads->submit({file.direct(), 1, 0, memory.get(), 4 * kBlock}, Urgency::demand);
+    CHECK(tags(reap_all(*threads)) == std::vector<uint32_t>{1});
+    CHECK(is_pattern(memory.get(), 0, 4 * kBlock));
+    if (!have_uring()) return;
+    int ends[3][2];
+    const auto uring = make_reader("uring:3", {});
+    for (uint32_t tag = 0; tag < 3; ++tag) {
+        if (pipe2(ends[tag], O_CLOEXEC) != 0) std::abort();
+        uring->submit({ends[tag][0], tag, 0, memory.get() + tag, 1}, Urgency::demand);
+    }
+    for (uint32_t tag = 3; tag-- > 0;) {
+        Completion done;
+        CHECK_EQ(write(ends[tag][1], "x", 1), ssize_t{1});
+        CHECK_EQ(uring->reap({&done, 1}, true), size_t{1});
+        CHECK_EQ(done.tag, tag);
+    }
+    for (const auto& pair : ends) {
+        close(pair[0]);
+        close(pair[1]);
+    }
+}
+
 double thread_cpu_seconds() {
     timespec time{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -256,7 +296,7 @@ void descriptors() {
 }  // namespace
 
 int main() {
-    const PatternFile file(4 << 20);
+    const PatternFile file(kMostFile);
     names();
     null_reader();
     for (const auto& name : members()) {
@@ -269,6 +309,7 @@ int main() {
     if (have_uring()) lanes_uring(file);
     lanes_threads(file);
     lanes_sync(file);
+    at_once(file);
     sleeping(file);
     full_queue(file);
     empty_reads(file);

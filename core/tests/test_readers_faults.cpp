@@ -172,12 +172,10 @@ void short_uring() {
     const auto memory = aligned_memory(kBytes);
     const auto reader = make_reader("uring:2", {});
     reader->submit({ends[0], 1, 0, memory.get(), kBytes}, Urgency::demand);
-    std::vector<uint8_t> content(kBytes);
-    for (uint32_t i = 0; i < kBytes; ++i) content[i] = byte_at(i);
     Completion done;
     // A block at a time, each taken before the next is there.
     for (uint32_t at = 0; at < kBytes; at += kBlock) {
-        CHECK_EQ(write(ends[1], content.data() + at, kBlock), ssize_t{kBlock});
+        CHECK_EQ(write(ends[1], pattern().data() + at, kBlock), ssize_t{kBlock});
         while (at + kBlock < kBytes && reader->counters().retries <= at / kBlock) {
             CHECK_EQ(reader->reap({&done, 1}, false), size_t{0});
             std::this_thread::yield();
