@@ -1,0 +1,63 @@
+# Every verb of the project; `make` alone lists them. Only Python (3.10 or newer), a C++20 compiler and CMake are needed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+JOBS   ?= $(shell nproc)
+CORE   := $(shell find core CMakeLists.txt -type f)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench asan tsan core-tests clean
+
+help: ## list the verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+# Dependencies first (slow once, then untouched), the package after them (rebuilt whenever the core changes).
+$(VENV)/.dependencies: pyproject.toml tools/setup.py
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python tools/setup.py
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.dependencies $(CORE)
+	@echo "building moestream's core"
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+setup: $(VENV)/.package ## make .venv with llama.cpp (built from source, about 6 minutes on 2 cores) and this package
+
+demo: setup ## build the demo model, stream it under a third of its size, compare with stock llama.cpp
+	@$(BIN)/python -m moestream.lab.demo
+
+test: setup core-tests ## run all tests
+	$(BIN)/python -m pytest
+
+core-tests: ## build and run the core's own tests
+	cmake -S . -B build/core-tests -DMOESTREAM_CORE_TESTS=ON
+	cmake --build build/core-tests -j $(JOBS)
+	ctest --test-dir build/core-tests --output-on-failure
+
+check: setup ## format, lint, types, imports, sizes, changelog and version
+	$(BIN)/ruff format --check src tests tools
+	$(BIN)/ruff check src tests tools
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_tree.py
+
+format: setup ## format and fix what can be fixed
+	$(BIN)/ruff format src tests tools
+	$(BIN)/ruff check --fix src tests tools
+
+bench: setup ## the speed table of the README (about an hour)
+	$(BIN)/python -m moestream.lab.bench
+
+asan: ## the core's tests under AddressSanitizer
+	cmake -S . -B build/asan -DMOESTREAM_CORE_TESTS=ON -DMOESTREAM_SANITIZE=address
+	cmake --build build/asan -j $(JOBS)
+	ctest --test-dir build/asan --output-on-failure
+
+tsan: ## the core's tests under ThreadSanitizer
+	cmake -S . -B build/tsan -DMOESTREAM_CORE_TESTS=ON -DMOESTREAM_SANITIZE=thread
+	cmake --build build/tsan -j $(JOBS)
+	ctest --test-dir build/tsan --output-on-failure
+
+clean: ## remove what was built (the demo model stays in the user's cache directory)
+	rm -rf build $(VENV)
