@@ -40,6 +40,7 @@ check: setup ## format, lint, types, imports, sizes, changelog and version
 	$(BIN)/ruff check src tests tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/stubs.py --check
 	$(BIN)/python tools/check_tree.py
 
 format: setup ## format and fix what can be fixed

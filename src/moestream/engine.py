@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from moestream import _core
+import moestream._core as _core
 from moestream.binding import libllama_path, llama_cpp, node_callback, set_abort_callback, wrapped_defaults
 from moestream.box import Box, process_memory
 from moestream.dryrun import COMPUTE_SHARE, plan_context
@@ -70,6 +70,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     Raises ModelError, BudgetError, AbiError, UsageError, EngagementError; while running ReadError and Cancelled.
     Not thread-safe, as the parent; ``cancel`` may be called from any thread.
     """
+
+    n_batch: int  # the parent's
 
     def __init__(
         self,
@@ -248,7 +250,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 self.plan.cap_bytes + lacking,
             ) from None
         # The parent feeds at most this many tokens a step.
-        self.n_batch = min(self.n_batch, n_batch) if n_batch < self.plan.n_batch else self.n_batch
+        if n_batch < self.plan.n_batch:
+            self.n_batch = min(self.n_batch, n_batch)
         huge_before = process_memory().huge_bytes
         try:
             self._engine.set_capacities(capacities)
@@ -363,7 +366,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             # What recorded its steps holds the engine, and its memory with it.
             self._recorder.stop()
             for name in ("decode", "encode"):
-                vars(self._ctx).pop(name, None)
+                if name in vars(self._ctx):
+                    delattr(self._ctx, name)
         if hasattr(self, "_stack"):
             super().close()
         # llama.cpp's tensors point into the store's regions: it goes only after them.

@@ -24,7 +24,7 @@ class ReadError(MoestreamError):
     """Bytes of the model could not be read while it ran. Nothing was computed on them."""
 
 
-class Cancelled(MoestreamError):  # noqa: N818 - the word for it everywhere else
+class Cancelled(MoestreamError):
     """The running call was stopped by ``Llama.cancel``."""
 
 

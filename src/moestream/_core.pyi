@@ -1,0 +1,95 @@
+"""
+moestream's core: stores, readers, policies and the hook that llama.cpp calls.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+
+class CoreError(Exception):
+    pass
+
+class ExpertCache:
+    """Which experts are in memory and who leaves: decisions, no bytes."""
+
+    def __init__(self, parts: Sequence[tuple[Sequence[int], int]], bank_of: Sequence[int], policy: str) -> None:
+        """
+        parts: (experts ascending, capacity in experts) each; bank_of: per expert; policy: 'lfu-decay:16'.
+        """
+
+    def route(self, experts: Sequence[tuple[int, int]], token: int, tokens: int) -> list[tuple[int, int | None]] | None:
+        """
+        One route of (expert, count) of one bank: the (expert, victim or None) to load; None: too wide.
+        """
+
+    def speculate(self, expert: int) -> tuple[int, int | None] | None:
+        """
+        Load an absent expert early: (expert, victim or None), or None when that may not be.
+        """
+
+    def release_speculative(self, bank: int) -> None:
+        """
+        The bank has been routed: its unused early loads are no longer protected.
+        """
+
+    def cancel(self, expert: int) -> None:
+        """Take back an early load that was never started."""
+
+    def unpin_route(self) -> None:
+        """The last route's experts may leave."""
+
+    def residency(self, expert: int) -> str:
+        """'absent', 'resident' or 'speculative'."""
+
+    def counters(self) -> dict[str, Any]:
+        """Hits, misses, evictions and speculative loads since construction."""
+
+def policy_members() -> dict[str, str]:
+    """The policies by name, each with its one-line help."""
+
+class Engine:
+    """One model's store and hook; see moestream/engine.h."""
+
+    def __init__(self, *, shards: Sequence[tuple[str, int]], tensors: Sequence[tuple[str, int, int, int, int, int]], layers: Sequence[int], optional_banks: Sequence[bool], libllama: str, store: str, reader: str, policy: str, predictor: str, dense: str, direct: bool, interpose: bool, fallback: Callable[[str], None], progress: Callable[[int, int], None]) -> None: ...
+
+    def begin_load(self) -> None: ...
+
+    def end_load(self, loaded: bool) -> None: ...
+
+    def set_capacities(self, arg: Sequence[int], /) -> None: ...
+
+    def begin_step(self) -> None: ...
+
+    def end_step(self) -> None: ...
+
+    def cancel(self, on: bool) -> None: ...
+
+    def clear_failure(self) -> None: ...
+
+    @property
+    def failure(self) -> object: ...
+
+    @property
+    def counters(self) -> dict[str, Any]: ...
+
+    @property
+    def streams(self) -> bool: ...
+
+    @property
+    def address(self) -> int: ...
+
+    node_callback: Final[int] = ...
+    """(arg: object, /) -> int"""
+
+    abort_callback: Final[int] = ...
+    """(arg: object, /) -> int"""
+
+def geometry(shards: Sequence[tuple[str, int]], tensors: Sequence[tuple[str, int, int, int, int, int]], layers: Sequence[int]) -> dict[str, Any]: ...
+
+def prove_abi(libllama: str) -> None: ...
+
+def store_members() -> dict[str, Any]: ...
+
+def reader_members() -> dict[str, Any]: ...
+
+def predictor_members() -> dict[str, Any]: ...

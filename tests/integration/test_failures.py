@@ -1,0 +1,303 @@
+"""What goes wrong while a model runs: the error names it, the process lives, and the next run is right."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import moestream
+from answers import CONTEXT, answer, prompt_tokens
+from children import child_command, child_result, run_child
+from conftest import load, same_answer, smallest_cap
+
+ARENAS = (
+    "arena+uring:24+lru",
+    "arena+uring:1+lru+gate:1",
+    "arena+threads:2+lru",
+    "arena+sync+none",
+    "arena/buffered",
+)
+#: prctl of a seccomp filter that answers io_uring_setup (425) with EPERM and allows the rest.
+NO_IO_URING = """
+import ctypes, struct
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+filter_ = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+program = Program(len(code), ctypes.addressof(filter_))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(program)) == 0, ctypes.get_errno()
+"""
+
+
+@pytest.fixture
+def copy(tiny, tmp_path: Path) -> Path:
+    """A model of this test's own, to break."""
+    return Path(shutil.copy(tiny("olmoe"), tmp_path / "model.gguf"))
+
+
+def long_prompt(llama: moestream.Llama) -> list[int]:
+    return prompt_tokens(200, llama.n_vocab(), seed=3)
+
+
+@contextmanager
+def descriptors_lead_to(path: Path, other: str) -> Iterator[None]:
+    """While inside, every descriptor of a file in this process is one of ``other``: a device that went away."""
+    numbers = [
+        int(entry.name)
+        for entry in Path("/proc/self/fd").iterdir()
+        if entry.is_symlink() and entry.readlink() == path
+    ]
+    assert numbers
+    kept = {number: os.dup(number) for number in numbers}
+    bad = os.open(other, os.O_RDONLY)
+    for number in numbers:
+        os.dup2(bad, number, inheritable=False)
+    try:
+        yield
+    finally:
+        for number, saved in kept.items():
+            os.dup2(saved, number, inheritable=False)
+            os.close(saved)
+        os.close(bad)
+
+
+@pytest.mark.parametrize("mechanism", [*ARENAS, "mapped+pread+anon", "mapped+pread+willneed+anon"])
+def test_truncated_after_load(mechanism: str, copy: Path, stock) -> None:
+    whole = copy.read_bytes()
+    with load(copy, mechanism) as llama:
+        os.truncate(copy, len(whole) // 3)
+        with pytest.raises(moestream.ReadError) as raised:
+            answer(llama, long_prompt(llama), 1)
+        text = str(raised.value)
+        assert str(copy) in text
+        assert "the file ends early" in text
+        assert "at byte " in text
+        assert "_exps.weight" in text
+        assert "\n" not in text
+        copy.write_bytes(whole)
+        same_answer(llama, stock, 7)  # the file is whole again, and so is the answer of the same instance
+    with load(copy, mechanism) as llama:
+        same_answer(llama, stock, 7)
+
+
+@pytest.mark.parametrize("mechanism", ARENAS)
+def test_the_device_fails(mechanism: str, copy: Path, stock, tmp_path: Path) -> None:
+    with load(copy, mechanism) as llama:
+        with descriptors_lead_to(copy, str(tmp_path)), pytest.raises(moestream.ReadError) as raised:
+            answer(llama, long_prompt(llama), 1)
+        assert f"{copy} at byte " in str(raised.value)
+        assert "Is a directory" in str(raised.value)
+        for length in (7, 40):
+            same_answer(llama, stock, length)
+
+
+def test_replaced_after_load_changes_nothing(copy: Path, tiny, stock) -> None:
+    with load(copy, "arena+uring:24+lru") as llama:
+        new = copy.with_suffix(".new")
+        new.write_bytes(b"not the model")
+        new.replace(copy)
+        tokens = prompt_tokens(40, llama.n_vocab())
+        n_ubatch = min(llama.n_batch, llama.context_params.n_ubatch)
+        expected = stock(tiny("olmoe"), tokens, 3, llama.n_threads, llama.n_batch, n_ubatch)
+        assert answer(llama, tokens, 3) == expected
+    with pytest.raises(moestream.ModelError):
+        moestream.Llama(copy)
+
+
+def test_changed_between_header_and_load(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = moestream.Llama._load_parent
+
+    def truncate_then_load(llama: moestream.Llama, *arguments: object) -> None:
+        os.truncate(copy, copy.stat().st_size - 4096)
+        real(llama, *arguments)
+
+    monkeypatch.setattr(moestream.Llama, "_load_parent", truncate_then_load)
+    with pytest.raises(moestream.RefusedError, match="has changed since its header was read"):
+        moestream.Llama(copy, mechanism="arena", n_ctx=CONTEXT)
+
+
+@pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "arena+sync+none", "resident", "mapped+fault"])
+def test_cancel_within_a_prompt(mechanism: str, tiny, stock) -> None:
+    with load(tiny("olmoe"), mechanism, n_batch=1) as llama:
+        decode, seen, cancelled = llama._ctx.decode, threading.Event(), threading.Event()
+        steps = 0
+
+        def count(batch: object) -> None:
+            nonlocal steps
+            steps += 1
+            if steps == 20:
+                seen.set()
+                assert cancelled.wait(30)
+            decode(batch)
+
+        def cancel() -> None:
+            assert seen.wait(30)
+            llama.cancel()
+            cancelled.set()
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        llama._ctx.decode = count
+        with pytest.raises(moestream.Cancelled):
+            llama.eval(long_prompt(llama))
+        thread.join()
+        llama._ctx.decode = decode
+        assert steps == 20  # the step that was about to run is the last
+        same_answer(llama, stock, 7)
+
+
+def test_cancel_while_generating(tiny) -> None:
+    with load(tiny("olmoe"), "arena") as llama:
+        expected = llama.create_completion("ab", max_tokens=20, temperature=0)["choices"][0]["text"]
+        llama.reset()
+        text = ""
+        with pytest.raises(moestream.Cancelled):
+            for number, part in enumerate(
+                llama.create_completion("ab", max_tokens=20, temperature=0, stream=True)
+            ):
+                text += part["choices"][0]["text"]
+                if number == 1:
+                    thread = threading.Thread(target=llama.cancel)
+                    thread.start()
+                    thread.join()
+        assert text and expected.startswith(text) and len(text) < len(expected)
+        llama.reset()
+        again = llama.create_completion("ab", max_tokens=20, temperature=0)["choices"][0]["text"]
+        assert again == expected
+
+
+def test_cancel_from_within_the_wait_for_a_disk(tiny) -> None:
+    """Without a hand in the decoding thread: the prompt is long, the other cancels as soon as it runs."""
+    with load(tiny("olmoe"), "arena+uring:1+none", n_batch=1) as llama:
+        done = threading.Event()
+
+        def cancel_when_running() -> None:
+            while llama._engine.counters["routes"] < 50 and not done.is_set():
+                done.wait(0.001)
+            llama.cancel()
+
+        thread = threading.Thread(target=cancel_when_running)
+        thread.start()
+        with pytest.raises(moestream.Cancelled):
+            for _ in range(50):
+                answer(llama, prompt_tokens(300, llama.n_vocab()), 1)
+        done.set()
+        thread.join()
+
+
+def unprivileged_mlock() -> tuple[str, ...]:
+    return ("setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "--")
+
+
+def test_mlock_limited(tiny) -> None:
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root without setpriv: the limit does not bind")
+    path = tiny("olmoe")
+    first = f"import resource; resource.setrlimit(resource.RLIMIT_MEMLOCK, ({1 << 16}, {1 << 16}))"
+    for mechanism in ("arena+uring:24+lru+mlock", "mapped+willneed+mlock", "resident+mlock"):
+        prefix = unprivileged_mlock() if os.geteuid() == 0 else ()
+        result = run_child(path, "1GiB", mechanism, prefix, first=first)
+        assert any("mlock" in line and "ulimit -l" in line for line in result["fallbacks"]), result
+        assert result["digests"] == run_child(path, "1GiB", mechanism)["digests"]
+        refused = run_child(path, "1GiB", mechanism, prefix, first=first, strict=True)
+        assert refused["error"] == "EngagementError"
+        assert "mlock" in refused["text"]
+
+
+@pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "resident"])
+def test_io_uring_refused(mechanism: str, tiny) -> None:
+    path = tiny("olmoe")
+    result = run_child(path, "1GiB", mechanism, first=NO_IO_URING)
+    assert any("io_uring is refused" in line and "threads:4" in line for line in result["fallbacks"]), result
+    assert "threads:4" in result["mechanism"]
+    assert result["digests"] == run_child(path, "1GiB", mechanism)["digests"]
+    refused = run_child(path, "1GiB", mechanism, first=NO_IO_URING, strict=True)
+    assert refused["error"] == "EngagementError"
+    assert "io_uring is refused" in refused["text"]
+
+
+def test_direct_refused(tiny, tmp_path: Path) -> None:
+    """ramfs has no O_DIRECT; mounted for one child alone."""
+    mount = f"mount -t ramfs none {tmp_path} 2>/dev/null || exit 77; cp {tiny('olmoe')} {tmp_path}/m.gguf; "
+    path = tmp_path / "m.gguf"
+
+    def run(mechanism: str, strict: bool) -> dict[str, object]:
+        command = child_command(path, "1GiB", mechanism, strict=strict)
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", mount + 'exec "$@"', "sh", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode in (1, 77) and not done.stdout:
+            pytest.skip(f"no mount of our own can be had: {done.stderr.strip()}")
+        return child_result(done)
+
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare")
+    for mechanism in ("arena+uring:24+lru", "arena+threads:2+lru", "resident"):
+        result = run(mechanism, strict=False)
+        assert any("O_DIRECT is refused" in line for line in result["fallbacks"]), result
+        assert result["digests"] == run_child(tiny("olmoe"), "1GiB", mechanism)["digests"]
+        assert run(mechanism, strict=True)["error"] == "EngagementError"
+    assert "error" not in run("arena/buffered", strict=True)
+
+
+def test_strict_takes_what_engages(tiny) -> None:
+    path = tiny("olmoe")
+    cap = smallest_cap(path, "arena") + (200 << 20)
+    with moestream.Llama(path, ram=cap, mechanism="arena+threads:2+lru", strict=True, n_ctx=CONTEXT) as llama:
+        assert llama.fallbacks == []
+
+
+def test_address_space_limited(tiny) -> None:
+    """A limit on address space is an error that names it, not a crash."""
+    limit = 1 << 31
+    first = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))"
+    result = run_child(tiny("olmoe"), "1GiB", "arena+uring:24", first=first)
+    assert "error" not in result or "address space" in result["text"] or "memory" in result["text"]
+
+
+@pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "arena+threads:2", "mapped+willneed"])
+def test_load_interrupted(mechanism: str, tiny, stock) -> None:
+    """An exception from the progress callback stops the load and leaves nothing behind."""
+    path = tiny("olmoe")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load(path, "resident" if mechanism.startswith("mapped") else mechanism, on_progress=stop)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    with load(path, mechanism) as llama:
+        same_answer(llama, stock, 7)
+
+
+def test_too_many_files_open(tiny) -> None:
+    program = (
+        "import resource, sys, moestream\n"
+        "from moestream import Llama\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\n"
+        "files = []\n"
+        "try:\n"
+        "    while True: files.append(open('/dev/null'))\n"
+        "except OSError: pass\n"
+        "try: Llama(sys.argv[1], ram='1GiB', mechanism='arena')\n"
+        "except moestream.MoestreamError as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tiny("olmoe"))], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Too many open files" in done.stdout
