@@ -15,6 +15,8 @@
 namespace moestream {
 namespace {
 
+// No COOP_TASKRUN or DEFER_TASKRUN: neither the caller's time nor the processor's changed with them, completions would
+// hide from pop() until the next system call, and SINGLE_ISSUER forbids loading on one thread and decoding on another.
 constexpr uint32_t kSetupFlags = IORING_SETUP_CLAMP;
 // Both came with or before the read operation that we use (kernel 5.6).
 constexpr uint32_t kFeatures = IORING_FEAT_SINGLE_MMAP | IORING_FEAT_RW_CUR_POS;
