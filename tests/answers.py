@@ -55,7 +55,7 @@ def answer(llama: Any, tokens: list[int], steps: int) -> Answer:
 
 def main(question: dict[str, Any]) -> dict[str, Any]:
     """Load a model, answer, say what happened. Imports nothing the command line would not: it is measured."""
-    exec(question["first"])
+    exec(question["first"], {})
     import moestream
     from moestream.box import process_memory
 
