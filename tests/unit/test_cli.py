@@ -185,7 +185,8 @@ def test_a_bar_for_what_takes_long_and_only_for_that(monkeypatch: pytest.MonkeyP
 
 def phase(**values: Any) -> dict[str, Any]:
     zero = dict.fromkeys(
-        ("tokens", "hits", "misses", "bytes_read", "stall_s", "compute_s", "memory_work_s"), 0
+        ("tokens", "hits", "misses", "bytes_read", "stall_s", "compute_s", "memory_work_s", "read_bytes_os"),
+        0,
     )
     return {**zero, "tok_per_s": None, **values}
 
@@ -211,6 +212,8 @@ def test_the_summary() -> None:
         "prompt 7 tokens at 21.0 tok/s; text 2 tokens at 5.00 tok/s (hit rate 75%, 2.00 kB a token, "
         "stall 50.0 ms, compute 100.0 ms, memory 5.0 ms); peak memory 1.05 GB of 1.10 GB; stopped"
     )
+    document["decode"] = phase(tokens=2, tok_per_s=10.0, compute_s=0.2, read_bytes_os=2000)
+    assert "10.0 tok/s (1.00 kB a token by the kernel's account, compute 100.0 ms); peak" in summary(document)
     document["decode"] = phase()
     document["budget"], document["ended"] = {"cap_bytes": None}, "tokens"
     assert summary(document) == "prompt 7 tokens at 21.0 tok/s; text 0 tokens; peak memory 1.05 GB"

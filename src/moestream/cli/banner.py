@@ -132,20 +132,32 @@ def summary(document: dict[str, Any]) -> str:
     """The line after the text, from the document of the run."""
     prefill, decode = document["prefill"], document["decode"]
     text = f"prompt {_rate(prefill)}; text {_rate(decode)}"
-    routed, tokens = decode["hits"] + decode["misses"], decode["tokens"]
-    if tokens:
-        inside = [f"hit rate {decode['hits'] / routed:.0%}"] if routed else []
-        inside.append(f"{format_bytes(decode['bytes_read'] / tokens)} a token")
-        times = (("stall", "stall_s"), ("compute", "compute_s"), ("memory", "memory_work_s"))
-        inside += [f"{name} {decode[key] / tokens * 1e3:.1f} ms" for name, key in times]
-        text += f" ({', '.join(inside)})"
+    if decode["tokens"]:
+        text += f" ({', '.join(_a_token(decode))})"
     cap = document["budget"]["cap_bytes"]
     text += f"; peak memory {format_bytes(document['peak_rss_bytes'])}"
     text += f" of {format_bytes(cap)}" if cap is not None else ""
     return text if document["ended"] == "tokens" else f"{text}; {document['ended']}"
 
 
+def _a_token(decode: dict[str, Any]) -> Iterator[str]:
+    """What a token took on average. Where the kernel brings the experts, its account is the only one."""
+    tokens, routed = decode["tokens"], decode["hits"] + decode["misses"]
+    if routed:
+        yield f"hit rate {decode['hits'] / routed:.0%}"
+        yield f"{format_bytes(decode['bytes_read'] / tokens)} a token"
+    elif decode["read_bytes_os"]:
+        yield f"{format_bytes(decode['read_bytes_os'] / tokens)} a token by the kernel's account"
+    for name, key in (("stall", "stall_s"), ("compute", "compute_s"), ("memory", "memory_work_s")):
+        if routed or decode[key]:
+            yield f"{name} {decode[key] / tokens * 1e3:.1f} ms"
+
+
 def _rate(phase: dict[str, Any]) -> str:
     tokens = f"{phase['tokens']} token{'' if phase['tokens'] == 1 else 's'}"
     rate = phase["tok_per_s"]
-    return tokens if rate is None else f"{tokens} at {rate:.{0 if rate >= 100 else 1 if rate >= 10 else 2}f} tok/s"
+    return (
+        tokens
+        if rate is None
+        else f"{tokens} at {rate:.{0 if rate >= 100 else 1 if rate >= 10 else 2}f} tok/s"
+    )
