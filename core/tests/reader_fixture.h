@@ -36,13 +36,13 @@ inline const std::vector<uint8_t>& pattern() {
     return bytes;
 }
 
-// A file of that many bytes, gone with the object. Direct where the file system takes it.
+// A file of that many bytes, without a name: gone with the object, however the test ends. Direct where the file system takes it.
 class PatternFile {
   public:
     explicit PatternFile(uint64_t bytes) : bytes_(bytes) {
         const char* directory = getenv("TMPDIR");
-        path_ = std::string(directory != nullptr ? directory : "/tmp") + "/moestream-readers-XXXXXX";
-        const int fd = mkstemp(path_.data());
+        std::string path = std::string(directory != nullptr ? directory : "/tmp") + "/moestream-readers-XXXXXX";
+        const int fd = mkstemp(path.data());
         if (fd < 0) fatal("mkstemp");
         if (bytes > kMostFile) std::abort();
         for (uint64_t at = 0; at < bytes;) {
@@ -51,15 +51,17 @@ class PatternFile {
             at += static_cast<uint64_t>(put);
         }
         close(fd);
-        buffered_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+        buffered_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
         if (buffered_ < 0) fatal("open");
-        direct_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
-        if (direct_ < 0) std::fprintf(stderr, "no O_DIRECT on %s: buffered reads only\n", path_.c_str());
+        direct_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+        if (direct_ < 0) std::fprintf(stderr, "no O_DIRECT on %s: buffered reads only\n", path.c_str());
+        unlink(path.c_str());
     }
     ~PatternFile() {
         close(buffered_);
         if (direct_ >= 0) close(direct_);
-        unlink(path_.c_str());
+        unlink(path.c_str());
+        unlink(path.c_str());
     }
     PatternFile(const PatternFile&) = delete;
     PatternFile& operator=(const PatternFile&) = delete;
@@ -72,7 +74,6 @@ class PatternFile {
         std::perror(what);
         std::exit(1);
     }
-    std::string path_;
     uint64_t bytes_;
     int buffered_ = -1;
     int direct_ = -1;

@@ -71,7 +71,8 @@ struct ReaderOptions {
 
 using ReaderFactory = std::function<std::unique_ptr<Reader>(const ReaderOptions&, const std::string& argument)>;
 using ReaderRegistration = Registration<ReaderFactory>;
-// "uring:24", "threads:4", "sync"; "null" reads nothing and is for replay only. Throws Error(usage), or Error(unsupported) when the kernel refuses (io_uring).
+// "uring:24", "threads:4", "sync"; "null" reads nothing and is for replay only. Throws Error(usage), or
+// Error(unsupported) when the kernel refuses io_uring: the text names the remedy.
 std::unique_ptr<Reader> make_reader(std::string_view text, const ReaderOptions& options);
 
 }  // namespace moestream
