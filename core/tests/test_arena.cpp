@@ -1,0 +1,265 @@
+// The arena against a small file: after any routes every slab a matmul would read holds the file's bytes, and so does
+// everything that never moves; what was read is what was missed. And the page arithmetic against marking every byte.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "moestream/geometry.h"
+#include "moestream/store.h"
+
+using namespace moestream;
+
+namespace {
+
+// A file with a name, of bytes that repeat nowhere; gone with the object.
+class NamedFile {
+  public:
+    NamedFile(uint64_t bytes, uint32_t seed) : contents(bytes, '\0') {
+        const char* directory = getenv("TMPDIR");
+        path = std::string(directory != nullptr ? directory : "/tmp") + "/moestream-arena-XXXXXX";
+        close(mkstemp(path.data()));
+        std::mt19937 random(seed);
+        for (char& byte : contents) byte = static_cast<char>(random());
+        restore();
+    }
+    ~NamedFile() { unlink(path.c_str()); }
+    NamedFile(const NamedFile&) = delete;
+    NamedFile& operator=(const NamedFile&) = delete;
+    void restore() const { std::ofstream(path, std::ios::binary) << contents; }
+    void cut(off_t bytes) const { CHECK_EQ(truncate(path.c_str(), bytes), 0); }
+
+    std::string path;
+    std::string contents;
+};
+
+// Two shards; banks 0 and 1 alike, bank 2 with other sizes and a slab too small to move, bank 3 with none that moves.
+struct Model {
+    NamedFile first{1 << 20, 1};
+    NamedFile second{(1 << 20) + 777, 2};
+
+    SlabIndex index() const {
+        return SlabIndex({{first.path, first.contents.size()}, {second.path, second.contents.size()}},
+                         {{"0.gate", 0, 0, 1000, 9000, 16},
+                          {"0.down", 0, 1, 0, 12288, 16},
+                          {"1.gate", 1, 0, 200000, 9000, 16},
+                          {"1.down", 1, 1, 200704, 12288, 16},
+                          {"2.gate", 2, 0, 400000, 20001, 12},
+                          {"2.up", 2, 1, 500001, 100, 12},
+                          {"2.down", 2, 1, 600000, 30000, 12},
+                          {"3.up", 3, 0, 700000, 3000, 8}},
+                         {0, 1, 2, 3});
+    }
+    const std::string& contents(uint32_t shard) const { return shard == 0 ? first.contents : second.contents; }
+};
+
+void test_geometry() {
+    const Model model;
+    const SlabIndex index = model.index();
+    const Geometry geometry(index);
+    for (uint32_t shard = 0; shard < 2; ++shard) {
+        std::vector<uint8_t> owners(model.contents(shard).size());
+        for (uint32_t t = 0; t < index.tensors().size(); ++t) {
+            const auto& tensor = index.tensors()[t];
+            if (tensor.shard != shard) continue;
+            for (uint32_t id = 0; id < tensor.count && geometry.movable_bytes(t) > 0; ++id) {
+                const uint64_t begin = geometry.movable_offset(t, id);
+                const uint64_t end = begin + geometry.movable_bytes(t);
+                CHECK_EQ(begin % kPage, 0u);
+                CHECK(begin >= index.slab_offset(t, id) && end <= index.slab_offset(t, id) + tensor.slab_bytes);
+                for (uint64_t at = begin; at < end; ++at) ++owners[at];
+            }
+        }
+        uint64_t last = 0;
+        for (const auto& range : geometry.resident(shard)) {
+            CHECK(range.begin >= last && range.end > range.begin);
+            last = range.end;
+            for (uint64_t at = range.begin; at < range.end; ++at) ++owners[at];
+        }
+        CHECK(std::all_of(owners.begin(), owners.end(), [](uint8_t count) { return count == 1; }));
+    }
+    CHECK_EQ(geometry.parts().size(), 2u);
+    CHECK(geometry.parts()[0].banks == std::vector<uint32_t>{0, 1});
+    CHECK_EQ(geometry.parts()[0].frame_pages, 4u);  // of 9000 bytes anywhere one whole page, of 12288 all three
+    CHECK_EQ(geometry.part_of_bank(3), kNone);
+}
+
+struct Opened {
+    const Model& model;
+    SlabIndex index;
+    std::unique_ptr<Store> store;
+    std::vector<std::string> fallbacks;
+
+    Opened(const Model& model, const std::string& reader, const std::string& policy, bool direct,
+           const std::vector<uint32_t>& capacities)
+        : model(model), index(model.index()) {
+        StoreOptions options{reader, policy, "anon", direct, [this](const std::string& line) { fallbacks.push_back(line); },
+                             {}};
+        store = make_store("arena", index, options);
+        for (uint32_t shard = 0; shard < 2; ++shard) base.push_back(static_cast<char*>(store->region(shard)));
+        store->load_dense();
+        store->set_capacities(capacities);
+    }
+    bool slab_is_right(uint32_t tensor, uint32_t id) const {
+        const uint32_t shard = index.tensors()[tensor].shard;
+        const uint64_t offset = index.slab_offset(tensor, id);
+        return std::memcmp(base[shard] + offset, model.contents(shard).data() + offset,
+                           index.tensors()[tensor].slab_bytes) == 0;
+    }
+    bool resident_is_right() const {
+        const Geometry geometry(index);
+        for (uint32_t shard = 0; shard < 2; ++shard) {
+            for (const auto& range : geometry.resident(shard)) {
+                if (std::memcmp(base[shard] + range.begin, model.contents(shard).data() + range.begin,
+                                range.end - range.begin) != 0) {
+                    return false;
+                }
+            }
+        }
+        return true;
+    }
+    // One layer as the hook runs it: route, then each tensor's matmul. False when a read failed.
+    bool layer(uint32_t bank, const std::vector<uint32_t>& ids, uint64_t token, const std::vector<uint32_t>& early) {
+        std::vector<RoutedExpert> routed;
+        for (const uint32_t id : ids) routed.push_back({index.banks()[bank].first_expert + id, 1});
+        if (!store->route(bank, routed, token, 1)) return false;
+        for (const uint32_t tensor : index.banks()[bank].tensors) {
+            if (!store->wait(tensor)) return false;
+            CHECK(!store->pending(tensor));
+            for (const uint32_t id : ids) CHECK(slab_is_right(tensor, id));
+            if (store->demand_idle()) store->speculate(early);
+            for (const uint32_t id : ids) CHECK(slab_is_right(tensor, id));  // nothing routed was taken away
+        }
+        return true;
+    }
+
+    std::vector<char*> base;
+};
+
+std::vector<uint32_t> choose(std::mt19937& random, uint32_t count, uint32_t of) {
+    std::vector<uint32_t> ids(of);
+    for (uint32_t id = 0; id < of; ++id) ids[id] = id;
+    std::shuffle(ids.begin(), ids.end(), random);
+    ids.resize(count);
+    std::sort(ids.begin(), ids.end());
+    return ids;
+}
+
+void test_random_routes(const std::string& reader, const std::string& policy, bool direct, bool early) {
+    const Model model;
+    Opened arena(model, reader, policy, direct, {5, 4});
+    const Geometry geometry(arena.index);
+    CHECK(arena.resident_is_right());
+    std::mt19937 random(3);
+    uint64_t missed_bytes = 0;
+    uint64_t misses = 0;
+    for (uint64_t token = 0; token < 150; ++token) {
+        for (uint32_t bank = 0; bank < 4; ++bank) {
+            const auto ids = choose(random, 1 + random() % 4, arena.index.banks()[bank].count);
+            std::vector<uint32_t> wish;
+            for (uint32_t i = 0; early && i < 3; ++i) wish.push_back(random() % arena.index.experts());
+            CHECK(arena.layer(bank, ids, token, wish));
+            const auto counters = arena.store->counters();
+            if (bank < 3) {
+                const auto& part = geometry.parts()[geometry.part_of_bank(bank)];
+                missed_bytes += (counters.misses - misses) * part.frame_pages * kPage;
+            }
+            misses = counters.misses;
+        }
+    }
+    const auto counters = arena.store->counters();
+    CHECK(counters.misses > 300);
+    CHECK(counters.hits > 0);
+    CHECK(early ? counters.speculative_used > 0 : counters.bytes == missed_bytes);
+    CHECK(arena.resident_is_right());
+    CHECK(!arena.store->failure());
+}
+
+void test_everything_fits() {
+    const Model model;
+    Opened arena(model, "sync", "lru", true, {32, 12});
+    std::mt19937 random(5);
+    for (uint64_t token = 0; token < 60; ++token) {
+        for (uint32_t bank = 0; bank < 4; ++bank) {
+            CHECK(arena.layer(bank, choose(random, 4, arena.index.banks()[bank].count), token, {}));
+        }
+    }
+    CHECK(arena.store->counters().misses <= 44);
+}
+
+void test_a_route_wider_than_the_budget() {
+    const Model model;
+    Opened arena(model, "sync", "lru", true, {5, 4});
+    CHECK(!arena.layer(0, {0, 1, 2, 3, 4, 5}, 0, {}));
+    CHECK(arena.store->failure() && arena.store->failure()->what.find("needs 6 experts at once") != std::string::npos);
+    arena.store->clear_failure();
+    CHECK(arena.layer(0, {0, 1, 2, 3, 4}, 0, {}));
+}
+
+// The file loses its end while the model runs, and gets it back.
+void test_a_file_that_ends_early(const std::string& reader, bool direct) {
+    const Model model;
+    Opened arena(model, reader, "lru", direct, {5, 4});
+    CHECK(arena.layer(2, {0, 1}, 0, {}));
+    model.second.cut(600000);
+    CHECK(!arena.layer(2, {5, 6, 7}, 1, {}));
+    const auto failure = arena.store->failure();
+    CHECK(failure && failure->error == ENODATA);
+    CHECK(failure && failure->what.find(model.second.path + " at byte ") != std::string::npos);
+    CHECK(failure && failure->what.find("2.down, expert ") != std::string::npos);
+    arena.store->clear_failure();
+    model.second.restore();
+    std::mt19937 random(9);
+    for (uint64_t token = 2; token < 40; ++token) {
+        for (uint32_t bank = 0; bank < 4; ++bank) {
+            CHECK(arena.layer(bank, choose(random, 3, arena.index.banks()[bank].count), token, {}));
+        }
+    }
+    CHECK(arena.resident_is_right());
+}
+
+void test_refusals() {
+    const Model model;
+    CHECK_THROWS(usage, Opened(model, "sync", "lru", true, {5}));
+    CHECK_THROWS(usage, Opened(model, "sync", "lru", true, {0, 4}));
+    CHECK_THROWS(usage, Opened(model, "sync", "mru", true, {5, 4}));
+    CHECK_THROWS(usage, Opened(model, "snyc", "lru", true, {5, 4}));
+}
+
+bool uring_works() {
+    try {
+        make_reader("uring", {});
+        return true;
+    } catch (const Error& error) {
+        std::fprintf(stderr, "io_uring is not tested: %s\n", error.what());
+        return false;
+    }
+}
+
+}  // namespace
+
+int main() {
+    test_geometry();
+    std::vector<std::string> readers{"sync", "threads:3"};
+    if (uring_works()) readers.insert(readers.end(), {"uring:1", "uring:24"});
+    for (const auto& reader : readers) {
+        for (const char* policy : {"none", "lru", "lru-layer", "lfu-decay:16"}) {
+            for (const bool early : {false, true}) test_random_routes(reader, policy, true, early);
+        }
+        test_random_routes(reader, "lru", false, true);
+        test_a_file_that_ends_early(reader, true);
+        test_a_file_that_ends_early(reader, false);
+    }
+    test_everything_fits();
+    test_a_route_wider_than_the_budget();
+    test_refusals();
+    return test::checks_failed();
+}
