@@ -1,0 +1,106 @@
+"""Plain llama.cpp as an arm: ``python -m moestream.lab.stock MODEL -p TEXT -n N --json FILE``.
+
+The binding's own ``Llama`` with its own mapping of the file and OpenMP as the user's environment has it. The
+one parameter that differs from the binding's defaults is ``use_extra_bufts=False``: repacked experts would
+be another computation. The document has the keys of ``run --json`` that mean something here.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+# Before anything of ours imports it: ours sets OpenMP's spin count, and stock is to have its own.
+import llama_cpp
+
+from moestream.binding import wrapped_defaults
+from moestream.box import Box, peak_rss_bytes, process_io, process_memory
+from moestream.lab.arm import arguments, generate
+from moestream.recorder import Recorder
+from moestream.report import Generated, split_steps, write_json
+from moestream.stats import phase_summary
+from moestream.version import __version__
+
+_NO_COUNTERS = dict.fromkeys(
+    (
+        "hits",
+        "misses",
+        "bytes",
+        "stall_ns",
+        "memory_ns",
+        "speculative_issued",
+        "speculative_used",
+        "speculative_wasted_bytes",
+    ),
+    0,
+)
+
+
+def load(options: Any) -> Any:
+    """The binding's model, as a user of the binding would load it."""
+
+    def without_repacking(params: Any) -> None:
+        params.use_extra_bufts = False
+
+    with wrapped_defaults(without_repacking):
+        return llama_cpp.Llama(
+            str(options.model),
+            n_ctx=options.ctx,
+            n_batch=options.batch,
+            n_ubatch=options.batch,
+            n_threads=options.threads,
+            n_threads_batch=options.threads,
+            verbose=False,
+        )
+
+
+def record_steps(llama: Any) -> Recorder:
+    """A recorder of every ``llama_decode`` from now on; only the kernel's figures mean something."""
+    recorder = Recorder(lambda: _NO_COUNTERS)
+    decode = llama._ctx.decode
+    llama._ctx.decode = lambda batch: recorder.measure(batch.n_tokens(), lambda: decode(batch))
+    return recorder
+
+
+def document(options: Any, generated: Generated, recorder: Recorder, load_stats: dict[str, Any]) -> dict[str, Any]:
+    prefill, decode = split_steps(recorder.all, generated.prompt_tokens)
+    memory = process_memory()
+    return {
+        "version": __version__,
+        "box": Box().describe(options.model),
+        "mechanism": {"asked": "stock", "effective": "stock", "fallbacks": []},
+        "load": load_stats,
+        "prefill": phase_summary(prefill),
+        "decode": phase_summary(decode),
+        "cpu_s": generated.cpu_s,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "memory": {"anon": memory.anon_bytes, "locked": memory.locked_bytes},
+        "n_batch": options.batch,
+        "prompt_tokens": generated.prompt_tokens,
+        "tokens": generated.tokens,
+        "text": generated.text.decode("utf-8", "replace"),
+    }
+
+
+def main() -> int:
+    options = arguments("One run of plain llama.cpp for the lab.").parse_args()
+    read, begun, cpu = process_io().get("read_bytes", 0), time.perf_counter(), time.process_time()
+    llama = load(options)
+    load_read = process_io().get("read_bytes", 0) - read
+    load_stats = {
+        "seconds": time.perf_counter() - begun,
+        "bytes_read": load_read,
+        "read_bytes_os": load_read,
+    }
+    cpu = time.process_time() - cpu
+    recorder = record_steps(llama)
+    generated = generate(llama, options.prompt, options.tokens)
+    generated.cpu_s["load"] = cpu
+    write_json(options.json, document(options, generated, recorder, load_stats))
+    llama.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

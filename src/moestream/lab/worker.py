@@ -1,0 +1,61 @@
+"""One arm of the engine, in a process of its own: ``python -m moestream.lab.worker MODEL ... --json FILE``.
+
+The document is that of ``run --json`` with ``n_batch``, ``prompt_tokens``, ``load.read_bytes_os`` and
+``memory`` (at the end, in bytes) beside it. A mechanism that does not engage as asked is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from moestream.box import process_io, process_memory
+from moestream.engine import Llama
+from moestream.errors import MoestreamError
+from moestream.lab.arm import arguments, generate
+from moestream.report import run_document, write_json
+from moestream.units import parse_size
+
+
+def measure(options: Any) -> dict[str, Any]:
+    """Load, generate, and the document of it."""
+    cap = parse_size(options.ram) if options.ram is not None else None
+    read, begun = process_io().get("read_bytes", 0), time.process_time()
+    with Llama(
+        options.model,
+        ram=cap,
+        mechanism=options.mechanism,
+        strict=options.mechanism is not None,
+        n_ctx=options.ctx,
+        n_batch=options.batch,
+        n_threads=options.threads,
+        n_threads_batch=options.threads,
+    ) as llama:
+        load_read, load_cpu = process_io().get("read_bytes", 0) - read, time.process_time() - begun
+        generated = generate(llama, options.prompt, options.tokens)
+        generated.cpu_s["load"] = load_cpu
+        document = run_document(llama, generated, options.mechanism, cap)
+        document["load"]["read_bytes_os"] = load_read
+        document["n_batch"] = llama.n_batch
+    memory = process_memory()
+    document["prompt_tokens"] = generated.prompt_tokens
+    document["memory"] = {"anon": memory.anon_bytes, "locked": memory.locked_bytes}
+    return document
+
+
+def main() -> int:
+    parser = arguments("One run of the engine for the lab.")
+    parser.add_argument("--ram", help="the cap; left out: what the box has to spare")
+    parser.add_argument("--mechanism", help="left out: the default, with its fallbacks")
+    options = parser.parse_args()
+    try:
+        write_json(options.json, measure(options))
+    except MoestreamError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
