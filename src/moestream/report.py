@@ -51,7 +51,11 @@ def run_document(
     llama: Llama, generated: Generated, asked: str | None, cap_bytes: int | None
 ) -> dict[str, Any]:
     """The document of a run that has ended. ``asked``: the mechanism as it was asked for."""
-    prefill, decode = split_steps(llama.last_steps, generated.prompt_tokens)
+    steps = llama.last_steps
+    # A step that was stopped is recorded, but its tokens were not computed.
+    while steps and sum(step.tokens for step in steps) > llama.n_tokens:
+        steps.pop()
+    prefill, decode = split_steps(steps, generated.prompt_tokens)
     return {
         "version": __version__,
         "model": _model(llama.model_info),

@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
@@ -31,18 +32,20 @@ class Bar:
         self._wanted = stream.isatty()
         self._drawing: Any = None
         self._task: Any = None
+        self._lock = threading.Lock()
 
     def update(self, done: int, total: int) -> None:
-        """``done`` of ``total``, from any one thread at a time."""
-        if not self._wanted or done <= 0 or total <= 0:
-            return
-        elapsed = time.monotonic() - self._start
-        if self._drawing is None:
-            if elapsed < _TELL_AFTER_S or elapsed * total / done < BAR_FROM_S:
+        """``done`` of ``total``. From any thread."""
+        with self._lock:
+            if not self._wanted or done <= 0 or total <= 0:
                 return
-            self._begin(total)
-        self._drawing.update(self._task, completed=done, total=total)
-        self._drawing.refresh()
+            elapsed = time.monotonic() - self._start
+            if self._drawing is None:
+                if elapsed < _TELL_AFTER_S or elapsed * total / done < BAR_FROM_S:
+                    return
+                self._begin(total)
+            self._drawing.update(self._task, completed=done, total=total)
+            self._drawing.refresh()
 
     def _begin(self, total: int) -> None:
         from rich.console import Console
@@ -67,10 +70,12 @@ class Bar:
         self._task = self._drawing.add_task(self._what, total=total)
 
     def close(self) -> None:
-        """Take the bar away. Nothing is drawn afterwards."""
-        self._wanted = False
-        if self._drawing is not None:
-            self._drawing.stop()
+        """Take the bar away, for good. From any thread; once it returns, text may be written in its place."""
+        with self._lock:
+            self._wanted = False
+            if self._drawing is not None:
+                self._drawing.stop()
+                self._drawing = None
 
 
 def banner(llama: Llama, cap_bytes: int | None, rate: DiskRate | None) -> Iterator[str]:

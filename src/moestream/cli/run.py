@@ -6,6 +6,7 @@ it must be free to tell the engine. The text goes to stdout as it comes, everyth
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -61,6 +62,7 @@ class Job:
     stderr: TextIO
     generated: Generated = field(default_factory=Generated)
     llama: Llama | None = None
+    bar: Bar | None = None
     error: BaseException | None = None
     stopping: bool = False
     done: threading.Event = field(default_factory=threading.Event)
@@ -159,13 +161,11 @@ def _supervise(job: Job) -> Job:
     with _interrupts(job):
         # A daemon: after a second Ctrl-C nobody waits for it.
         threading.Thread(target=_work, args=(job,), name="generate", daemon=True).start()
-        bar = Bar(job.stderr, "prompt")
         while not job.done.wait(_LOOK_S):
             if job.stopping and job.llama is not None:
                 # Again, should the call have begun only after the signal.
                 job.llama.cancel()
-            _show_prompt(job, bar)
-        bar.close()
+            _show_prompt(job)
     return job
 
 
@@ -189,15 +189,10 @@ def _interrupts(job: Job) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show_prompt(job: Job, bar: Bar) -> None:
-    """The prompt's bar: steps until the first token is there."""
-    total = job.generated.prompt_tokens
-    if job.llama is None or not total or job.request.quiet:
-        return
-    if job.generated.tokens:
-        bar.close()
-    else:
-        bar.update(sum(step.tokens for step in job.llama.last_steps), total)
+def _show_prompt(job: Job) -> None:
+    """Move the prompt's bar on; the worker takes it away before the first text."""
+    if job.bar is not None and job.llama is not None:
+        job.bar.update(sum(step.tokens for step in job.llama.last_steps), job.generated.prompt_tokens)
 
 
 # -- the worker ---------------------------------------------------------------------------------------------
@@ -234,6 +229,8 @@ def _load(job: Job) -> None:
         )
     finally:
         bar.close()
+    # From here on its log holds remarks on stopped steps, which are not for whoever reads the text.
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)
     job.generated.cpu_s["load"] = time.process_time() - begun
     if request.seed is not None:
         llama.set_seed(request.seed)
@@ -261,12 +258,15 @@ def _generate(job: Job) -> None:
     # The last token is not fed back, so it needs no place in the context.
     limit = min(request.n_tokens, room + 1)
     phase, begun = "prefill", time.process_time()
+    bar = Bar(job.stderr, "prompt")
+    job.bar = None if request.quiet else bar
     try:
         if limit == 0:
             llama.eval(prompt)
             return
         for token in llama.generate(prompt, temp=request.temp):
             if phase == "prefill":
+                bar.close()
                 now = time.process_time()
                 generated.cpu_s["prefill"], phase, begun = now - begun, "decode", now
             if _is_end(llama, token):
@@ -282,6 +282,7 @@ def _generate(job: Job) -> None:
             "stopped" if job.stopping else "tokens" if limit == request.n_tokens else "context full"
         )
     finally:
+        bar.close()
         generated.cpu_s[phase] = time.process_time() - begun
 
 
