@@ -60,8 +60,6 @@ class PatternFile {
     ~PatternFile() {
         close(buffered_);
         if (direct_ >= 0) close(direct_);
-        unlink(path.c_str());
-        unlink(path.c_str());
     }
     PatternFile(const PatternFile&) = delete;
     PatternFile& operator=(const PatternFile&) = delete;
