@@ -1,108 +1,109 @@
-"""``make demo``: the demo model under a cap of a third of its size, beside stock llama.cpp under the same cap.
+"""``make demo``: the demo model streamed under a cap of a third of its size, and stock llama.cpp beside it.
 
-python -m moestream.lab.demo
+Both run in a memory cgroup, so that the cap is the kernel's. Stock generates only ``STOCK_TOKENS`` tokens:
+it would take minutes for more.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from moestream.box import Box, Cage
 from moestream.errors import MoestreamError
-from moestream.lab.child import Outcome, drop_from_cache, run_child
-from moestream.make import demo_path
+from moestream.lab.cache import drop
+from moestream.make import demo_path, make_demo
 from moestream.units import format_bytes
 
-PROMPT = "The old lighthouse keeper had not spoken to anyone for a year. One morning"
+PROMPT = "The old lighthouse keeper climbed the stairs every evening, and"
 TOKENS = 96
-#: Stock llama.cpp does less than a token a second here.
 STOCK_TOKENS = 8
-CONTEXT = 1024
-BATCH = 64
+CTX = 1024
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def model() -> Path:
-    """The demo model, made now if it is not there."""
+    """The demo model, built when it is not there."""
     path = demo_path()
-    if not path.exists():
-        print("building the demo model from SmolLM2-135M: 3.2 GB, about two minutes, once", flush=True)
-        done = subprocess.run([sys.executable, "-m", "moestream", "demo-model"], check=False)
-        if done.returncode:
-            raise MoestreamError(f"the demo model could not be built: {path} is not there")
-    return path
+    if path.exists():
+        return path
+    say("building the demo model, 3.2 GB, from SmolLM2-135M: about 2 minutes, once")
+    stages: set[str] = set()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage not in stages:
+            stages.add(stage)
+            say(f"  {stage}")
+
+    return make_demo(progress=progress)
 
 
-def shared_arguments(threads: int) -> list[str]:
-    return ["-p", PROMPT, "--ctx", str(CONTEXT), "--batch", str(BATCH), "--threads", str(threads)]
+def run(command: list[str], cage: Cage | None, result: Path) -> dict[str, Any]:
+    """Run an arm that writes its document to ``result``. Raises MoestreamError when it fails."""
+    done = cage.run(command) if cage is not None else subprocess.run(command)
+    if done.returncode != 0:
+        raise MoestreamError(f"{' '.join(command[1:4])} ended with exit code {done.returncode}")
+    document: dict[str, Any] = json.loads(result.read_text())
+    return document
 
 
-def stream(path: Path, cap: int, caged: bool, threads: int) -> dict[str, Any]:
-    """Run ``moestream run`` with its text, banner and summary on this terminal."""
-    words = ["moestream", "run", str(path), "-n", str(TOKENS), "--ram", str(cap), *shared_arguments(threads)]
-    shown = f"moestream run demo -p {PROMPT!r} -n {TOKENS} --ram {cap // 10**6}MB"
-    print(f"\n$ {shown}", flush=True)
-    outcome = run_child(words, cap if caged else None, stdout=None, stderr=None)
-    return finished("moestream run", outcome)
+def stream(path: Path, cap: int, caged: bool, result: Path) -> dict[str, Any]:
+    """The engine's own command; its text and its summary go to the terminal as they come."""
+    command = [sys.executable, "-m", "moestream", "run", str(path), "-p", PROMPT, "-n", str(TOKENS)]
+    command += ["--ram", str(cap), "--ctx", str(CTX), "--json", str(result)]
+    with Cage(cap) if caged else contextlib.nullcontext() as cage:
+        return run(command, cage, result)
 
 
-def stock(path: Path, cap: int, threads: int) -> dict[str, Any]:
-    words = ["moestream.lab.stock", str(path), "-n", str(STOCK_TOKENS), *shared_arguments(threads)]
-    return finished("stock llama.cpp", run_child(words, cap))
+def stock(path: Path, cap: int, result: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "moestream.lab.stock", str(path), "-p", PROMPT, "-n", str(STOCK_TOKENS)]
+    command += ["--ctx", str(CTX), "--threads", str(Box().cpus()), "--json", str(result)]
+    with Cage(cap) as cage:
+        return run(command, cage, result)
 
 
-def finished(name: str, outcome: Outcome) -> dict[str, Any]:
-    """The document of a run; MoestreamError when there is none."""
-    if outcome.document is None:
-        killed = " (the kernel killed it for memory)" if outcome.oom_kills else ""
-        said = " ".join(outcome.said.split()) or "it said why above"
-        raise MoestreamError(f"{name} ended with code {outcome.returncode}{killed}: {said}")
-    return outcome.document
-
-
-def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """One line: both rates, their ratio, and whether the texts agree as far as both go."""
-    mine, stocks = ours["decode"]["tok_per_s"], theirs["decode"]["tok_per_s"]
-    if not mine or not stocks:
-        return "one of the two ended before its second token: no rates to compare"
-    length = min(len(ours["tokens"]), len(theirs["tokens"]))
-    same = ours["tokens"][:length] == theirs["tokens"][:length]
+def comparison(ours: float, stock_rate: float, cap: int) -> str:
     return (
-        f"stock llama.cpp under the same cap: {stocks:.2f} tok/s over {theirs['decode']['tokens']} tokens; "
-        f"moestream: {mine:.2f} tok/s, {mine / stocks:.0f} times as fast, "
-        f"{'the same' if same else 'NOT THE SAME'} first {length} tokens"
+        f"stock llama.cpp under the same {format_bytes(cap)}: {stock_rate:.2f} tok/s (measured on {STOCK_TOKENS} "
+        f"tokens); moestream: {ours:.2f} tok/s, {ours / stock_rate:.0f} times as fast"
     )
 
 
 def demo() -> None:
     path = model()
     cap = path.stat().st_size // 3
-    threads = Box().cpus()
-    caged, how = Cage.available()
-    print(
-        f"the model is {format_bytes(path.stat().st_size)}; the cap is a third of it, {format_bytes(cap)}",
-        end="",
-    )
-    print(f", held by the kernel ({how})" if caged else ", held by the engine's own budget alone", flush=True)
-    drop_from_cache(path)
-    ours = stream(path, cap, caged, threads)
+    caged, reason = Cage.available()
+    say(f"{path.name} is {format_bytes(path.stat().st_size)}; the cap is {format_bytes(cap)}, a third of it")
     if not caged:
-        print(f"\nno comparison with stock llama.cpp: {how}")
-        return
-    print(
-        f"\nnow stock llama.cpp in the same {format_bytes(cap)}, only {STOCK_TOKENS} tokens: it takes a minute or two"
-    )
-    drop_from_cache(path)
-    print(compare(ours, stock(path, cap, threads)))
+        say(f"the cap is the engine's own, not the kernel's: {reason}")
+    with tempfile.TemporaryDirectory() as directory:
+        result = Path(directory) / "result.json"
+        drop([path])
+        ours = stream(path, cap, caged, result)["decode"]["tok_per_s"]
+        if not caged:
+            say(
+                "comparison with stock llama.cpp skipped: without a memory cgroup it would use all memory there is"
+            )
+            return
+        say(f"\nnow stock llama.cpp, {STOCK_TOKENS} tokens under the same cap: about a minute")
+        drop([path])
+        theirs = stock(path, cap, result)["decode"]["tok_per_s"]
+        say(comparison(ours, theirs, cap))
 
 
 def main() -> int:
     try:
         demo()
     except MoestreamError as error:
-        print(f"moestream: {error}", file=sys.stderr)
+        say(f"demo: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -63,7 +63,9 @@ def record_steps(llama: Any) -> Recorder:
     return recorder
 
 
-def document(options: Any, generated: Generated, recorder: Recorder, load_stats: dict[str, Any]) -> dict[str, Any]:
+def document(
+    options: Any, generated: Generated, recorder: Recorder, load_stats: dict[str, Any]
+) -> dict[str, Any]:
     prefill, decode = split_steps(recorder.all, generated.prompt_tokens)
     memory = process_memory()
     return {

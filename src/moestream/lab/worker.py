@@ -38,9 +38,9 @@ def measure(options: Any) -> dict[str, Any]:
         document = run_document(llama, generated, options.mechanism, cap)
         document["load"]["read_bytes_os"] = load_read
         document["n_batch"] = llama.n_batch
-    memory = process_memory()
-    document["prompt_tokens"] = generated.prompt_tokens
-    document["memory"] = {"anon": memory.anon_bytes, "locked": memory.locked_bytes}
+        document["prompt_tokens"] = generated.prompt_tokens
+        memory = process_memory()
+        document["memory"] = {"anon": memory.anon_bytes, "locked": memory.locked_bytes}
     return document
 
 
