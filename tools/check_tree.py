@@ -14,7 +14,9 @@ SOURCES = {".py", ".cpp", ".h"}
 
 
 def tracked() -> list[Path]:
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     return [ROOT / name for name in names.split("\0") if name and (ROOT / name).is_file()]
 
 

@@ -34,7 +34,10 @@ def main() -> None:
     requirements = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
     for extra in project["project"]["optional-dependencies"].values():
         requirements += [line for line in extra if not line.startswith("moestream")]
-    print("installing dependencies: llama.cpp is built from source, about 6 minutes on 2 cores, once", flush=True)
+    print(
+        "installing dependencies: llama.cpp is built from source, about 6 minutes on 2 cores, once",
+        flush=True,
+    )
     pip("--upgrade", "pip")
     pip(*requirements)
 
