@@ -41,6 +41,7 @@ COMPUTE_SHARE = 1 / 24
 #: Below this many tokens a step every prompt would read the model many times over.
 SMALLEST_DEFAULT_STEP = 64
 
+
 @dataclass(frozen=True)
 class ContextSizes:
     """Bytes llama.cpp will allocate for a context: the KV cache (recurrent state included), the compute

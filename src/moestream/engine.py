@@ -32,7 +32,7 @@ from moestream.errors import (
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
 from moestream.plan import Plan, slab_geometry, split_budget
-from moestream.recorder import Recorder, summary
+from moestream.recorder import Recorder
 from moestream.stats import Step
 from moestream.units import format_bytes, parse_size
 
@@ -107,7 +107,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _load_dense(self, cap: int | None, mechanism: Mechanism | None, arguments: dict[str, Any]) -> None:
         """A model without experts: the parent's own load, said in ``fallbacks``."""
-        self.fallbacks.append("a dense model has no experts to stream: loaded as llama.cpp does, the cap is not used")
+        self.fallbacks.append(
+            "a dense model has no experts to stream: loaded as llama.cpp does, the cap is not used"
+        )
         self.plan: Plan | None = None
         self.mechanism: Mechanism | None = None
         super().__init__(str(self.model_info.paths[0]), **arguments)
@@ -328,7 +330,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def eval(self, tokens: Any) -> None:
         self._begin_call()
+        if self._recorder is not None and not self._generating and self.n_tokens > 0 and len(tokens) == 1:
+            self._recorder.reading_prompt = False
         super().eval(tokens)
+        # A call reads its prompt in one eval; whatever follows it in the same call makes text.
+        if self._recorder is not None:
+            self._recorder.reading_prompt = False
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         self._begin_call()
@@ -345,7 +352,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     @property
     def last_steps(self) -> list[Step]:
         """The steps of the last call, oldest first."""
-        return list(self._recorder.last) if self._recorder is not None else []
+        return self._recorder.last.steps if self._recorder is not None else []
 
     def stats(self) -> dict[str, Any]:
         """``load`` {seconds, bytes_read}, and ``since_load`` and ``last_call`` with ``prefill`` and ``decode`` each."""
@@ -353,12 +360,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         assert recorder is not None
         return {
             "load": dict(self.load_stats),
-            "since_load": summary(recorder.all),
-            "last_call": summary(recorder.last),
+            "since_load": recorder.all.summary(),
+            "last_call": recorder.last.summary(),
         }
 
     def _load_bytes(self) -> int:
-        return int(self._engine.counters["dense_bytes"]) if self._engine is not None else self.model_info.bytes
+        return (
+            int(self._engine.counters["dense_bytes"]) if self._engine is not None else self.model_info.bytes
+        )
 
     def close(self) -> None:
         """Free the model, then the store under it. Idempotent."""

@@ -24,8 +24,9 @@ PAGE = 4096
 #: A part's pool of frames is taken in pages of this size.
 HUGE_PAGE = 2 << 20
 #: Anonymous memory of Python, numpy, the binding, its vocabulary and our index: 50 MB were measured after a
-#: load with a vocabulary of 49,152, of which 350 bytes a token; the rest is for the command line and sampler.
-BASE_BYTES = 38_000_000
+#: load with a vocabulary of 49,152, of which 350 bytes a token; the command line, its progress bar and the sampler
+#: take up to 5 MB more.
+BASE_BYTES = 44_000_000
 BASE_BYTES_PER_VOCAB = 400
 #: Kept free for what no process figure shows but a cgroup counts, and for what grows after the plan: text and
 #: statistics, and, in proportion to the file, page tables (1/512 of the addresses ever used, kept when pages

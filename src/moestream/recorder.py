@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,37 @@ def _read_bytes_os() -> int:
     return 0
 
 
+@dataclass
+class Phases:
+    """The steps that read a prompt and those that made text. A small budget runs a prompt one token a step, so a
+    step's size does not tell which it was: the caller does."""
+
+    prefill: list[Step] = field(default_factory=list)
+    decode: list[Step] = field(default_factory=list)
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.prefill + self.decode
+
+    def summary(self) -> dict[str, Any]:
+        return {"prefill": phase_summary(self.prefill), "decode": phase_summary(self.decode)}
+
+
 class Recorder:
-    """Keeps the steps of the last call and a running total since load. Not thread-safe: one decode at a time."""
+    """Keeps the steps of the last call and all since load. Not thread-safe: one decode at a time.
+
+    ``reading_prompt``: what the next steps are; the owner sets it.
+    """
 
     def __init__(self, counters: Callable[[], dict[str, int]]) -> None:
         self._counters = counters
-        self.last: list[Step] = []
-        self.all: list[Step] = []
+        self.last = Phases()
+        self.all = Phases()
+        self.reading_prompt = True
 
     def begin_call(self) -> None:
-        self.last = []
+        self.last = Phases()
+        self.reading_prompt = True
 
     def stop(self) -> None:
         """Record no more: lets go of what the counters belong to, keeps the steps."""
@@ -72,19 +94,8 @@ class Recorder:
                 minflt=now.ru_minflt - usage.ru_minflt,
                 read_bytes_os=_read_bytes_os() - read,
             )
-            for steps in (self.last, self.all):
+            for phases in (self.last, self.all):
+                steps = phases.prefill if self.reading_prompt else phases.decode
                 if len(steps) >= MAX_STEPS:
                     del steps[: MAX_STEPS // 2]
                 steps.append(step)
-
-
-def split_phases(steps: list[Step]) -> tuple[list[Step], list[Step]]:
-    """Prefill and decode: a step of several tokens, or the first of a call, is prefill."""
-    prefill = [step for i, step in enumerate(steps) if step.tokens > 1 or i == 0]
-    decode = [step for i, step in enumerate(steps) if step.tokens == 1 and i > 0]
-    return prefill, decode
-
-
-def summary(steps: list[Step]) -> dict[str, Any]:
-    prefill, decode = split_phases(steps)
-    return {"prefill": phase_summary(prefill), "decode": phase_summary(decode)}

@@ -66,7 +66,7 @@ def record_steps(llama: Any) -> Recorder:
 def document(
     options: Any, generated: Generated, recorder: Recorder, load_stats: dict[str, Any]
 ) -> dict[str, Any]:
-    prefill, decode = split_steps(recorder.all, generated.prompt_tokens)
+    prefill, decode = split_steps(recorder.all.steps, generated.prompt_tokens)
     memory = process_memory()
     return {
         "version": __version__,
