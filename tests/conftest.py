@@ -144,3 +144,20 @@ def _unused(llama: moestream.Llama) -> int:
     assert plan is not None
     fixed = plan.other_bytes + plan.dense_bytes + plan.boundary_bytes + plan.kv_bytes + plan.compute_bytes
     return plan.cap_bytes - fixed - plan.margin_bytes - plan.expert_bytes
+
+
+def told_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:
+    """Have the engine built from a table that is not the model's."""
+    from moestream import engine as engine_module
+
+    real = engine_module._core.Engine
+
+    class Core:
+        CoreError = engine_module._core.CoreError
+
+        @staticmethod
+        def Engine(**arguments: Any) -> Any:
+            change(arguments)
+            return real(**arguments)
+
+    monkeypatch.setattr(engine_module, "_core", Core)

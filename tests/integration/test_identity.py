@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from typing import Any
 
 import pytest
 
 import moestream
-from conftest import load, same_answer
+from conftest import load, same_answer, told_otherwise
 from moestream.make import demo_path, make_demo
 
 ARCHITECTURES = ("olmoe", "llama", "qwen2moe", "qwen3moe", "deepseek2", "gpt-oss", "glm4moe")
@@ -56,6 +57,17 @@ def test_every_mechanism(mechanism: str, tiny, stock) -> None:
     with load(path, mechanism) as llama:
         same_answer(llama, stock, 7)
         assert not mechanism.startswith("arena") or evicted(llama)
+
+
+def test_wrong_bytes_are_noticed(tiny, stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself: slabs that were never read give other logits."""
+
+    def read_nothing(arguments: dict[str, Any]) -> None:
+        arguments["reader"] = "null"
+
+    told_otherwise(monkeypatch, read_nothing)
+    with load(tiny("olmoe"), "arena+sync+lru") as llama, pytest.raises(AssertionError):
+        same_answer(llama, stock, 7)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ import pytest
 import moestream
 from answers import answer, prompt_tokens
 from children import child_command, child_result, run_child
-from conftest import load, same_answer, smallest_cap
-from moestream import engine as engine_module
+from conftest import load, same_answer, smallest_cap, told_otherwise
 from moestream.box import Cage, process_memory
 from moestream.plan import slab_geometry
 
@@ -207,21 +205,6 @@ def test_the_file_is_only_read(mechanism: str, tiny) -> None:
         assert not any("w" in line.split()[1] and "s" in line.split()[1] for line in mapped)
         assert bool(mapped) == mechanism.startswith("mapped")
     assert before == (hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns)
-
-
-def told_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:
-    """Have the engine built from a table that is not the model's."""
-    real = engine_module._core.Engine
-
-    class Core:
-        CoreError = engine_module._core.CoreError
-
-        @staticmethod
-        def Engine(**arguments: Any) -> Any:
-            change(arguments)
-            return real(**arguments)
-
-    monkeypatch.setattr(engine_module, "_core", Core)
 
 
 def test_a_layer_that_is_never_routed_is_an_error(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
