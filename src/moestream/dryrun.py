@@ -38,6 +38,8 @@ _log_lock = threading.Lock()
 #: Of the cap, what the compute buffers may take when nobody names a step: a larger step makes prompts cheaper, a
 #: smaller one leaves more experts for every token after them.
 COMPUTE_SHARE = 1 / 24
+#: Tokens a step, before a cap cuts them: llama.cpp's own default.
+DEFAULT_STEP = 512
 #: Below this many tokens a step every prompt would read the model many times over.
 SMALLEST_DEFAULT_STEP = 64
 
@@ -185,7 +187,7 @@ def plan_context(
     mechanism: Mechanism | None,
     *,
     n_ctx: int,
-    n_ubatch: int = 512,
+    n_ubatch: int = DEFAULT_STEP,
     disk_bytes_per_s: float | None = None,
     compute_share: float = 1.0,
     **options: Any,

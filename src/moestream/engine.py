@@ -17,7 +17,7 @@ from typing import Any
 import moestream._core as _core
 from moestream.binding import libllama_path, llama_cpp, node_callback, set_abort_callback, wrapped_defaults
 from moestream.box import Box, process_memory
-from moestream.dryrun import COMPUTE_SHARE, plan_context
+from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context
 from moestream.errors import (
     AbiError,
     BudgetError,
@@ -142,7 +142,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _make_plan(self, cap: int | None, mechanism: Mechanism | None, arguments: dict[str, Any]) -> Plan:
         n_ctx = arguments.get("n_ctx", 512) or self.model_info.n_ctx_train
-        n_batch = min(n_ctx, arguments.get("n_batch", 512))
+        n_batch = min(n_ctx, arguments.get("n_batch", DEFAULT_STEP))
         asked = arguments.get("n_ubatch")
         plan = plan_context(
             self.model_info,
@@ -150,7 +150,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             cap,
             mechanism,
             n_ctx=n_ctx,
-            n_ubatch=min(n_batch, asked or 512),
+            n_ubatch=min(n_batch, asked or DEFAULT_STEP),
             compute_share=1.0 if asked else COMPUTE_SHARE,
             type_k=arguments.get("type_k"),
             type_v=arguments.get("type_v"),

@@ -29,7 +29,9 @@ def plan(
         str | None,
         typer.Option(help="Plan for this mechanism. Left out: in memory if it fits, else the arena."),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Most tokens of a prompt in one step.")] = 512,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a prompt in one step. Left out: by the cap.")
+    ] = None,
 ) -> None:
     """Say how a memory cap would be divided, the smallest that works, and the speed the disk allows."""
     asked = Mechanism.parse(mechanism) if mechanism is not None else None
@@ -37,12 +39,15 @@ def plan(
     found = read_model(locate(model))
     check_architecture(found)
     # The binding takes a while to import: wrong words are to be told at once.
-    from moestream.dryrun import plan_context
+    from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context
 
     rate = disk_rate(found.paths[0])
     speed = rate.bytes_per_s if rate is not None else None
     options: dict[str, Any] = {"n_ctx": ctx, "n_outputs_max": 1, "disk_bytes_per_s": speed}
-    made = plan_context(found, Box(), cap, asked, n_ubatch=batch, **options)
+    share = COMPUTE_SHARE if batch is None else 1.0
+    made = plan_context(
+        found, Box(), cap, asked, n_ubatch=batch or DEFAULT_STEP, compute_share=share, **options
+    )
     # The least cap is that of single tokens, whose compute buffers are the smallest too.
     least = plan_context(found, Box(), made.cap_bytes, made.mechanism, n_ubatch=1, **options)
     made = dataclasses.replace(made, smallest_cap_bytes=least.smallest_cap_bytes)

@@ -89,7 +89,9 @@ def run(
     ] = None,
     temp: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0: the likeliest token.")] = 0.0,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Most tokens of a prompt in one step.")] = 512,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a prompt in one step. Left out: by the cap.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write what happened to this file, as JSON.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the text, and errors.")] = False,
     strict: Annotated[
@@ -123,8 +125,7 @@ def run(
         quiet=quiet,
         arguments={
             "n_ctx": ctx,
-            "n_batch": batch,
-            "n_ubatch": batch,
+            **({"n_batch": batch, "n_ubatch": batch} if batch is not None else {}),
             "n_threads": n_threads,
             "n_threads_batch": n_threads,
         },
