@@ -1,0 +1,152 @@
+"""From records to figures: pure functions, times in seconds and sizes in bytes, None where nothing can be said."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Record = dict[str, Any]
+Figure = Callable[[Record], float | None]
+
+
+def decode(record: Record) -> dict[str, Any]:
+    phase: dict[str, Any] = record["document"]["decode"]
+    return phase
+
+
+def rate(record: Record, steps: int | None = None) -> float | None:
+    """Tokens a second of decoding, of the first ``steps`` steps only when given."""
+    step_ms = decode(record)["step_ms"][:steps]
+    return len(step_ms) / sum(step_ms) * 1e3 if step_ms else None
+
+
+def hit_rate(record: Record) -> float | None:
+    """Share of routed experts found in memory; None where the kernel's cache is the cache."""
+    routed = decode(record)["hits"] + decode(record)["misses"]
+    return decode(record)["hits"] / routed if routed else None
+
+
+def bytes_per_token(record: Record) -> float | None:
+    """Read from the disk: by the engine's account where it has one, else the kernel's."""
+    phase = decode(record)
+    read = phase["bytes_read"] or phase["read_bytes_os"]
+    return read / phase["tokens"] if phase["tokens"] else None
+
+
+def per_token(name: str) -> Figure:
+    """Seconds of ``stall_s``, ``compute_s`` or ``memory_work_s`` a token; None where the engine saw no route."""
+
+    def figure(record: Record) -> float | None:
+        phase = decode(record)
+        return phase[name] / phase["tokens"] if phase["tokens"] and hit_rate(record) is not None else None
+
+    return figure
+
+
+def cpu_per_token(record: Record) -> float | None:
+    """CPU seconds of the whole process, all threads, a token of decoding."""
+    tokens = decode(record)["tokens"]
+    return record["document"]["cpu_s"]["decode"] / tokens if tokens else None
+
+
+def memory_work_per_gb(record: Record) -> float | None:
+    """Seconds the engine moved pages, submitted reads and decided, a GB read."""
+    phase = decode(record)
+    return phase["memory_work_s"] / (phase["bytes_read"] / 1e9) if phase["bytes_read"] else None
+
+
+def cpu_beyond_compute_per_gb(record: Record, compute_cpu_s: float) -> float | None:
+    """All CPU a token takes beyond what the same token takes with everything in memory, a GB read.
+
+    An upper bound of what reading costs: the kernel's share, waiting threads' spinning and colder CPU caches
+    are in it."""
+    cpu, read = cpu_per_token(record), bytes_per_token(record)
+    return (cpu - compute_cpu_s) / (read / 1e9) if cpu is not None and read else None
+
+
+def floor_s(record: Record, compute_s: float, disk_bytes_per_s: float) -> float | None:
+    """The least a token can take: its compute with everything in memory, or its missed bytes from the disk."""
+    read = bytes_per_token(record)
+    return max(compute_s, read / disk_bytes_per_s) if read is not None else None
+
+
+def load_share(record: Record) -> float | None:
+    """Bytes read by the load (the larger of two accounts) over dense and boundary pages."""
+    budget, load = record["document"].get("budget"), record["document"]["load"]
+    if not budget:
+        return None
+    allowed = budget["dense_bytes"] + budget["boundary_bytes"]
+    return max(load["bytes_read"], load["read_bytes_os"]) / allowed
+
+
+def own_bytes(record: Record) -> float | None:
+    """What of the cap is neither weights, experts, KV cache nor llama.cpp's buffers; None without a cap."""
+    budget = record["document"].get("budget")
+    if not budget or record["cap_bytes"] is None:
+        return None
+    return float(budget["other_bytes"] + budget["margin_bytes"])
+
+
+def held_bytes(record: Record) -> float:
+    """Peak memory that is the process's own: resident for stores of anonymous memory; for a mapped file, whose
+    pages are the kernel's to take back, what is anonymous and locked."""
+    document = record["document"]
+    if record["asked"].startswith(("stock", "mapped")):
+        return float(document["memory"]["anon"] + document["memory"]["locked"])
+    return float(document["peak_rss_bytes"])
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why a run, or a comparison, cannot be trusted, and what to do."""
+
+    text: str
+
+
+def doubts(records: Sequence[Record], allowed_cached_share: float = 0.01) -> list[Doubt]:
+    """Everything that makes the table invalid: failures, OOM kills, warm caches under a cap, other tokens."""
+    found = []
+    for record in records:
+        name = f"{record['arm']} on {record['prompt']}"
+        if record["document"] is None:
+            found.append(Doubt(f"{name} failed with code {record['returncode']}: {record['error'][-200:]}"))
+        if record["oom_kills"]:
+            found.append(Doubt(f"{name}: the kernel killed {record['oom_kills']} process for memory"))
+        cached = record["cached_bytes_before"]
+        if (
+            record["cap_bytes"] is not None
+            and (cached or 0) > allowed_cached_share * record["model"]["bytes"]
+        ):
+            found.append(
+                Doubt(
+                    f"{name} began with {cached / 1e6:.0f} MB of the model cached: end what else has it mapped"
+                )
+            )
+    return found + other_tokens(records)
+
+
+def other_tokens(records: Sequence[Record]) -> list[Doubt]:
+    """Arms of one prompt whose tokens differ within their common length. A prompt that was cut into other steps
+    is another computation (float sums in another order) and is compared with its like only."""
+    first: dict[tuple[str, int], Record] = {}
+    found = []
+    for record in records:
+        document = record["document"]
+        if document is None:
+            continue
+        step = min(document["n_batch"], document["prompt_tokens"])
+        reference = first.setdefault((record["prompt"], step), record)
+        ours, theirs = document["tokens"], reference["document"]["tokens"]
+        common = min(len(ours), len(theirs))
+        if ours[:common] != theirs[:common]:
+            found.append(
+                Doubt(f"{record['arm']} and {reference['arm']} differ in their tokens on {record['prompt']}")
+            )
+    return found
