@@ -171,9 +171,14 @@ bool Engine::on_abort(void* engine) {
 bool Engine::on_node(abi::Tensor* node, bool ask, void* engine) {
     auto& self = *static_cast<Engine*>(engine);
     if (!self.store_->streams() || self.failure().has_value()) return !ask;
-    if (ask) return self.ask(*node);
-    self.computed(*node);
-    return true;
+    // Nothing may be thrown through llama.cpp's frames: the abort callback carries the failure out.
+    try {
+        if (ask) return self.ask(*node);
+        self.computed(*node);
+    } catch (const std::exception& error) {
+        self.fail(error.what());
+    }
+    return !ask;
 }
 
 bool Engine::ask(const abi::Tensor& node) {

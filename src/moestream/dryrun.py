@@ -190,6 +190,7 @@ def plan_context(
     n_ubatch: int = DEFAULT_STEP,
     disk_bytes_per_s: float | None = None,
     compute_share: float = 1.0,
+    base_bytes: int | None = None,
     **options: Any,
 ) -> Plan:
     """``make_plan`` with the context's sizes measured for the step it will really run.
@@ -210,6 +211,7 @@ def plan_context(
                 mechanism,
                 sizes,
                 n_ubatch=step,
+                base_bytes=base_bytes,
                 disk_bytes_per_s=disk_bytes_per_s,
             )
         except BudgetError:

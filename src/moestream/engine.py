@@ -31,7 +31,7 @@ from moestream.errors import (
 )
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
-from moestream.plan import Plan, slab_geometry, split_budget
+from moestream.plan import Plan, process_bytes, slab_geometry, split_budget
 from moestream.recorder import Recorder
 from moestream.stats import Step
 from moestream.units import format_bytes, parse_size
@@ -151,6 +151,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             mechanism,
             n_ctx=n_ctx,
             n_ubatch=min(n_batch, asked or DEFAULT_STEP),
+            base_bytes=process_bytes(self.model_info, process_memory().anon_bytes),
             compute_share=1.0 if asked else COMPUTE_SHARE,
             type_k=arguments.get("type_k"),
             type_v=arguments.get("type_v"),

@@ -28,6 +28,8 @@ HUGE_PAGE = 2 << 20
 #: take up to 5 MB more.
 BASE_BYTES = 44_000_000
 BASE_BYTES_PER_VOCAB = 400
+#: What a load itself adds to a process that has imported everything.
+LOAD_BYTES = 16_000_000
 #: Kept free for what no process figure shows but a cgroup counts, and for what grows after the plan: text and
 #: statistics, and, in proportion to the file, page tables (1/512 of the addresses ever used, kept when pages
 #: move away) and the mappings that moved slabs are.
@@ -219,6 +221,12 @@ class Plan:
     warnings: tuple[str, ...]
 
 
+def process_bytes(model: Model, used_bytes: int) -> int:
+    """What a process that uses ``used_bytes`` of anonymous memory before it loads the model will need for itself."""
+    vocabulary = BASE_BYTES_PER_VOCAB * model.n_vocab
+    return max(BASE_BYTES, used_bytes + LOAD_BYTES) + vocabulary
+
+
 @dataclass(frozen=True)
 class _Need:
     """Bytes a mechanism needs whatever the cap; ``experts``: the fewest it can run with."""
@@ -269,7 +277,7 @@ def make_plan(
         reasons.append(f"cap {format_bytes(cap_bytes)}: as asked")
     geometry = slab_geometry(model)
     if base_bytes is None:
-        base_bytes = BASE_BYTES + BASE_BYTES_PER_VOCAB * model.n_vocab
+        base_bytes = process_bytes(model, 0)
     compute_bytes = sizes.compute_bytes + sizes.output_bytes
     process = sizes.kv_bytes + compute_bytes + base_bytes
     if mechanism is None:
