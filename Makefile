@@ -47,7 +47,7 @@ format: setup ## format and fix what can be fixed
 	$(BIN)/ruff format src tests tools
 	$(BIN)/ruff check --fix src tests tools
 
-bench: setup ## the speed table of the README (about an hour)
+bench: setup ## the speed table of the README (about 15 minutes)
 	$(BIN)/python -m moestream.lab.bench
 
 asan: ## the core's tests under AddressSanitizer

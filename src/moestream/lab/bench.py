@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moestream.box import Box, Cage
-from moestream.errors import MoestreamError
+from moestream.errors import BudgetError, MoestreamError
 from moestream.lab.bench_arms import PROMPTS, Arm, arms
 from moestream.lab.bench_table import report
 from moestream.lab.demo import model as demo_model
@@ -35,10 +35,20 @@ def say(text: str) -> None:
 
 
 def plan_of(model: Model, cap: int) -> Plan:
-    """The default plan under a cap: what batch fits, and the smallest cap."""
+    """The default plan under a cap: it says what batch fits."""
     from moestream.dryrun import COMPUTE_SHARE, plan_context
 
     return plan_context(model, Box(), cap, None, n_ctx=CTX, compute_share=COMPUTE_SHARE, n_outputs_max=1)
+
+
+def smallest_cap(model: Model) -> int:
+    """The least cap that the plan accepts, as its refusal of next to nothing names it."""
+    try:
+        return plan_of(model, 1).smallest_cap_bytes
+    except BudgetError as error:
+        if error.smallest_bytes is None:
+            raise
+        return error.smallest_bytes
 
 
 def todo(all_arms: list[Arm], prompts: list[str]) -> list[tuple[str, Arm]]:
@@ -92,7 +102,7 @@ def bench(options: argparse.Namespace) -> bool:
     out.mkdir(parents=True, exist_ok=True)
     setup = Setup(model, THREADS, CTX, plan.n_batch, options.tokens, caged, out)
     everything = int(model.bytes * _EVERYTHING_SHARE) + _EVERYTHING_BESIDE
-    all_arms = arms(small, large, everything, plan.smallest_cap_bytes, options.stock_tokens)
+    all_arms = arms(small, large, everything, smallest_cap(model), options.stock_tokens)
     prompts = list(PROMPTS)[:1] if options.quick else list(PROMPTS)
     if not caged:
         say(f"caps are the engine's own, not the kernel's: {reason}")

@@ -40,7 +40,8 @@ def per_token(name: str) -> Figure:
 
     def figure(record: Record) -> float | None:
         phase = decode(record)
-        return phase[name] / phase["tokens"] if phase["tokens"] and hit_rate(record) is not None else None
+        seconds: float = phase[name]
+        return seconds / phase["tokens"] if phase["tokens"] and hit_rate(record) is not None else None
 
     return figure
 
@@ -54,7 +55,8 @@ def cpu_per_token(record: Record) -> float | None:
 def memory_work_per_gb(record: Record) -> float | None:
     """Seconds the engine moved pages, submitted reads and decided, a GB read."""
     phase = decode(record)
-    return phase["memory_work_s"] / (phase["bytes_read"] / 1e9) if phase["bytes_read"] else None
+    seconds: float = phase["memory_work_s"]
+    return seconds / (phase["bytes_read"] / 1e9) if phase["bytes_read"] else None
 
 
 def cpu_beyond_compute_per_gb(record: Record, compute_cpu_s: float) -> float | None:
@@ -73,12 +75,16 @@ def floor_s(record: Record, compute_s: float, disk_bytes_per_s: float) -> float 
 
 
 def load_share(record: Record) -> float | None:
-    """Bytes read by the load (the larger of two accounts) over dense and boundary pages."""
+    """Bytes of the model read by the load, over its dense and boundary pages.
+
+    What the store read past the page cache, and what the load left in the cache, which was empty before; where
+    the kernel does not tell the latter, all that the process read, libraries included."""
     budget, load = record["document"].get("budget"), record["document"]["load"]
     if not budget:
         return None
-    allowed = budget["dense_bytes"] + budget["boundary_bytes"]
-    return max(load["bytes_read"], load["read_bytes_os"]) / allowed
+    cached = load.get("cached_bytes")
+    read: float = load["bytes_read"] + cached if cached is not None else load["read_bytes_os"]
+    return read / float(budget["dense_bytes"] + budget["boundary_bytes"])
 
 
 def own_bytes(record: Record) -> float | None:
@@ -90,12 +96,14 @@ def own_bytes(record: Record) -> float | None:
 
 
 def held_bytes(record: Record) -> float:
-    """Peak memory that is the process's own: resident for stores of anonymous memory; for a mapped file, whose
-    pages are the kernel's to take back, what is anonymous and locked."""
+    """Peak memory of the process that the kernel cannot take back: anonymous, and what is locked of a mapped file.
+
+    Sampled from the cgroup while it ran; without one, the most it had resident, mapped libraries included."""
     document = record["document"]
-    if record["asked"].startswith(("stock", "mapped")):
-        return float(document["memory"]["anon"] + document["memory"]["locked"])
-    return float(document["peak_rss_bytes"])
+    locked = document["memory"]["locked"] if record["asked"].startswith("mapped") else 0
+    if record["cage_anon_peak_bytes"] is None:
+        return float(document["peak_rss_bytes"])
+    return float(max(record["cage_anon_peak_bytes"], document["memory"]["anon"]) + locked)
 
 
 def median(values: Iterable[float | None]) -> float | None:

@@ -20,7 +20,7 @@ from moestream.lab.cache import drop
 from moestream.make import demo_path, make_demo
 from moestream.units import format_bytes
 
-PROMPT = "The old lighthouse keeper climbed the stairs every evening, and"
+PROMPT = "Write a short story about a lighthouse keeper and a lost ship."
 TOKENS = 96
 STOCK_TOKENS = 8
 CTX = 1024
@@ -57,7 +57,7 @@ def run(command: list[str], cage: Cage | None, result: Path) -> dict[str, Any]:
 
 def stream(path: Path, cap: int, caged: bool, result: Path) -> dict[str, Any]:
     """The engine's own command; its text and its summary go to the terminal as they come."""
-    command = [sys.executable, "-m", "moestream", "run", str(path), "-p", PROMPT, "-n", str(TOKENS)]
+    command = [sys.executable, "-m", "moestream", "run", str(path), "--chat", "-p", PROMPT, "-n", str(TOKENS)]
     command += ["--ram", str(cap), "--ctx", str(CTX), "--json", str(result)]
     with Cage(cap) if caged else contextlib.nullcontext() as cage:
         return run(command, cage, result)

@@ -27,6 +27,7 @@ from moestream.model import Model
 #: A run that takes longer is stuck: the slowest one known takes ten minutes.
 TIMEOUT_S = 3600.0
 _RATE_S = 1.0
+_SAMPLE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -118,21 +119,39 @@ def _disk(setup: Setup) -> float | None:
 def _execute(setup: Setup, arm: Arm, words: list[str]) -> dict[str, Any]:
     """How the process ended and what its cage says of it."""
     caged = arm.cap_bytes is not None and setup.caged
-    with Cage(arm.cap_bytes or 0) if caged else contextlib.nullcontext() as cage:
-        start = cage.run if cage is not None else subprocess.run
-        try:
-            done = start(
-                words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S
-            )
-            code, error = done.returncode, done.stderr.strip()[-2000:]
-        except subprocess.TimeoutExpired:
-            code, error = -1, f"not done after {TIMEOUT_S:.0f} s"
+    with (
+        Cage(arm.cap_bytes or 0) if caged else contextlib.nullcontext() as cage,
+        tempfile.TemporaryFile() as errors,
+    ):
+        start = cage.popen if cage is not None else subprocess.Popen
+        process = start(words, stdout=subprocess.DEVNULL, stderr=errors)
+        anon = _watch(process, cage)
+        errors.seek(0)
+        said = errors.read().decode("utf-8", "replace").strip()[-2000:]
         return {
-            "returncode": code,
-            "error": error if code != 0 else "",
+            "returncode": process.returncode,
+            "error": said if process.returncode != 0 else "",
             "cage_peak_bytes": cage.peak_bytes() if cage is not None else None,
+            "cage_anon_peak_bytes": anon,
             "oom_kills": cage.oom_kills() if cage is not None else None,
         }
+
+
+def _watch(process: subprocess.Popen[bytes], cage: Cage | None) -> int | None:
+    """Wait for the end; the most anonymous memory the cage was seen to hold. One that takes too long is killed.
+
+    The cgroup's counter is read and not the process's page tables: walking those would hold up its page moves."""
+    deadline = time.monotonic() + TIMEOUT_S
+    peak = None
+    while True:
+        try:
+            process.wait(_SAMPLE_S)
+            return peak
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                process.kill()
+            anon = cage.stat().get("anon") if cage is not None else None
+            peak = anon if peak is None else max(peak, anon or 0)
 
 
 def _git(*words: str) -> str | None:

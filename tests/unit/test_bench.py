@@ -1,0 +1,283 @@
+"""The benchmark's arithmetic on records made by hand: figures, doubts, verdicts, the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moestream.lab import bench_figures as figures
+from moestream.lab.bench import left_out, todo
+from moestream.lab.bench_arms import PROMPTS, Arm, arms
+from moestream.lab.bench_table import Results, report, verdicts
+from moestream.lab.cache import cached_bytes, drop, fill
+from moestream.lab.runs import Setup, command
+from moestream.model import Model
+
+ARMS = arms(small=1_000, large=2_000, everything=9_000, smallest=300, stock_tokens=4)
+
+
+def record(
+    arm: str, prompt: str = "prose", *, ms: float = 100.0, tokens: int = 10, **changes: Any
+) -> dict[str, Any]:
+    """A record of an arm whose every step takes ``ms``; its engine reads 10 MB a token and hits half."""
+    chosen = next(a for a in ARMS if a.key == arm)
+    streams = not chosen.is_stock and arm not in ("resident-free", "willneed-small")
+    steps = tokens - 1
+    seconds = ms * steps / 1e3
+    phase = {
+        "tokens": steps,
+        "seconds": seconds,
+        "step_ms": [ms] * steps,
+        "hits": 4 * steps * streams,
+        "misses": 4 * steps * streams,
+        "bytes_read": 10_000_000 * steps * streams,
+        "read_bytes_os": 20_000_000 * steps * chosen.is_stock,
+        "stall_s": 0.3 * seconds,
+        "compute_s": 0.6 * seconds,
+        "memory_work_s": 0.1 * seconds,
+    }
+    anon = (chosen.cap_bytes or 1_000) * 8 // 10
+    budget = {"dense_bytes": 80, "boundary_bytes": 20, "other_bytes": 50_000_000, "margin_bytes": 20_000_000}
+    document = {
+        "box": {"cpus": 2, "ram_bytes": 8_000_000_000, "kernel": "6.1", "fs": "ext4"},
+        "mechanism": {"effective": chosen.label},
+        "decode": phase,
+        "cpu_s": {"decode": 0.1 * steps},
+        "load": {"bytes_read": 100, "read_bytes_os": 120, "cached_bytes": 3},
+        "memory": {"anon": anon - 1, "locked": 100},
+        "peak_rss_bytes": 950,
+        "n_batch": 512,
+        "prompt_tokens": 40,
+        "tokens": list(range(tokens)),
+    }
+    made = {
+        "arm": arm,
+        "asked": chosen.label,
+        "cap_bytes": chosen.cap_bytes,
+        "caged": chosen.cap_bytes is not None,
+        "prompt": prompt,
+        "threads": 2,
+        "ctx": 512,
+        "tokens": tokens,
+        "commit": "0123456789abcdef",
+        "modified": False,
+        "date": "2030-01-02T03:04:05+00:00",
+        "versions": {"llama-cpp-python": "1.2.3"},
+        "model": {"name": "m.gguf", "bytes": 1_000_000},
+        "cached_bytes_before": 0,
+        "disk_bytes_per_s": 1e9,
+        "returncode": 0,
+        "error": "",
+        "cage_peak_bytes": 990 if chosen.cap_bytes else None,
+        "cage_anon_peak_bytes": anon if chosen.cap_bytes else None,
+        "oom_kills": 0 if chosen.cap_bytes else None,
+        "document": document if chosen.is_stock else document | {"budget": budget},
+    }
+    return made | changes
+
+
+def test_figures_of_one_record() -> None:
+    one = record("arena-small")
+    assert figures.rate(one) == pytest.approx(10)
+    assert figures.hit_rate(one) == 0.5
+    assert figures.bytes_per_token(one) == 10_000_000
+    assert figures.per_token("stall_s")(one) == pytest.approx(0.03)
+    assert figures.cpu_per_token(one) == pytest.approx(0.1)
+    assert figures.memory_work_per_gb(one) == pytest.approx(1.0)
+    assert figures.cpu_beyond_compute_per_gb(one, 0.06) == pytest.approx(4.0)
+    assert figures.own_bytes(one) == 70_000_000
+
+
+def test_the_kernels_account_is_used_where_the_engine_has_none() -> None:
+    stock = record("stock-small")
+    assert figures.bytes_per_token(stock) == 20_000_000
+    for nothing in (
+        figures.hit_rate,
+        figures.memory_work_per_gb,
+        figures.per_token("stall_s"),
+        figures.own_bytes,
+    ):
+        assert nothing(stock) is None
+    assert figures.load_share(stock) is None
+
+
+def test_a_rate_of_the_first_steps_only() -> None:
+    one = record("arena-small")
+    one["document"]["decode"]["step_ms"] = [200.0, 200.0, 50.0]
+    assert figures.rate(one, 2) == pytest.approx(5)
+
+
+def test_load_is_what_was_read_and_what_was_cached() -> None:
+    one = record("arena-small")
+    assert figures.load_share(one) == pytest.approx(1.03)
+    one["document"]["load"]["cached_bytes"] = None
+    assert figures.load_share(one) == pytest.approx(1.20)
+
+
+def test_held_memory_leaves_out_what_the_kernel_can_take_back() -> None:
+    assert figures.held_bytes(record("arena-small")) == 800
+    assert figures.held_bytes(record("willneed-small")) == 900
+    assert figures.held_bytes(record("arena-small", cage_anon_peak_bytes=None)) == 950
+
+
+@pytest.mark.parametrize(("compute_s", "floor"), [(0.005, 0.01), (0.05, 0.05)])
+def test_the_floor_is_the_slower_of_compute_and_disk(compute_s: float, floor: float) -> None:
+    assert figures.floor_s(record("arena-small"), compute_s, 1e9) == pytest.approx(floor)
+
+
+def test_no_doubts_about_good_runs() -> None:
+    assert (
+        figures.doubts([record("stock-small", tokens=4), record("arena-small"), record("stock-free")]) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"document": None, "returncode": 3, "error": "too little"}, "failed with code 3: too little"),
+        ({"oom_kills": 1}, "killed 1 process"),
+        ({"cached_bytes_before": 20_000_000}, "20 MB of the model cached"),
+    ],
+)
+def test_doubts_about_one_run(changes: dict[str, Any], says: str) -> None:
+    (doubt,) = figures.doubts([record("arena-small", **changes)])
+    assert says in doubt.text
+    assert "arena-small on prose" in doubt.text
+
+
+def test_an_uncapped_run_may_begin_warm() -> None:
+    assert figures.doubts([record("stock-free", cached_bytes_before=10**9)]) == []
+
+
+def test_other_tokens_are_a_doubt_within_the_common_length_of_one_prompt() -> None:
+    one, other, elsewhere = (
+        record("stock-small", tokens=4),
+        record("arena-small"),
+        record("gate-small", "code"),
+    )
+    elsewhere["document"]["tokens"][0] = 99
+    other["document"]["tokens"][5] = 99  # beyond what the first has
+    assert figures.other_tokens([one, other, elsewhere]) == []
+    other["document"]["tokens"][3] = 99
+    (doubt,) = figures.other_tokens([one, other, elsewhere])
+    assert "arena-small and stock-small differ" in doubt.text
+
+
+def test_a_prompt_in_other_steps_is_compared_with_its_like_only() -> None:
+    one, other = record("arena-small"), record("arena-smallest")
+    other["document"]["tokens"][0] = 99
+    assert len(figures.other_tokens([one, other])) == 1
+    other["document"]["n_batch"] = 8
+    assert figures.other_tokens([one, other]) == []
+
+
+def complete(**ms: float) -> list[dict[str, Any]]:
+    """Two prompts of every arm, with other times where given."""
+    return [
+        record(arm.key, prompt, ms=ms.get(arm.key.replace("-", "_"), 100.0), tokens=arm.tokens or 10)
+        for prompt in ("prose", "code")
+        for arm in ARMS
+        if prompt in arm.prompts
+    ]
+
+
+def met(records: list[dict[str, Any]]) -> list[bool | None]:
+    return [verdict.met for verdict in verdicts(Results(records))]
+
+
+def test_every_requirement_is_judged() -> None:
+    good = complete(stock_small=1500.0, willneed_small=141.0, resident_free=40.0, stock_free=39.0)
+    for one in good:
+        one["document"]["decode"]["memory_work_s"] = 0.0
+    assert met(good) == [True] * 9
+    assert (
+        met(complete(stock_small=1490.0, willneed_small=139.0, resident_free=32.0, stock_free=31.0))[:4]
+        == [False] * 4
+    )
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    assert met([]) == [None] * 9
+    assert met([record("arena-small")])[:4] == [None] * 4
+
+
+def test_ratios_pair_the_prompts() -> None:
+    slow = [record("stock-small", "prose", ms=1000), record("stock-small", "code", ms=3000)]
+    fast = [
+        record("arena-small", "prose", ms=100),
+        record("arena-small", "code", ms=100),
+        record("arena-small", "chat"),
+    ]
+    assert Results(slow + fast).ratio("arena-small", "stock-small") == pytest.approx(20)
+
+
+def test_the_report_has_a_row_for_each_arm_that_ran() -> None:
+    text, valid = report(ARMS, complete())
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert valid
+    assert len(rows) == 1 + len(ARMS)
+    assert len({line.count("|") for line in rows}) == 1
+    assert "tokens are identical" in text.lower()
+    text, valid = report(ARMS, [*complete(), record("arena-small", document=None, returncode=-9)])
+    assert not valid
+    assert "INVALID" in text
+
+
+def test_a_report_of_nothing_is_not_valid() -> None:
+    text, valid = report(ARMS, [])
+    assert not valid
+    assert "no run has a result" in text
+
+
+def test_the_second_prompt_runs_in_reversed_order() -> None:
+    order = todo(ARMS, ["prose", "code"])
+    keys = [arm.key for _, arm in order]
+    only_prose = [arm.key for arm in ARMS]
+    both = [key for key in only_prose if key != "arena-smallest"]
+    assert keys == only_prose + both[::-1]
+
+
+def setup(tmp_path: Path, caged: bool = True) -> Setup:
+    model = Model((), "llama", "", {}, (), (), 1, 1, 1, 1, 1, 1)
+    return Setup(model, threads=2, ctx=512, batch=64, tokens=10, caged=caged, out=tmp_path)
+
+
+def test_arms_that_cannot_run_say_why(tmp_path: Path) -> None:
+    stock, arena = ARMS[0], ARMS[2]
+    assert left_out(stock, setup(tmp_path), 10**12, "") == ""
+    assert "no cgroup" in left_out(stock, setup(tmp_path, caged=False), 10**12, "no cgroup")
+    assert left_out(arena, setup(tmp_path, caged=False), 10**12, "no cgroup") == ""
+    assert "does not fit" in left_out(Arm("free", None, None), setup(tmp_path), 1000, "")
+
+
+def test_prompts_fit_the_context_and_arms_have_names_of_their_own() -> None:
+    assert all(len(text) < 512 for text in PROMPTS.values())
+    assert len({arm.key for arm in ARMS}) == len(ARMS)
+
+
+def test_the_page_cache_is_filled_and_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    fill([path])
+    full = cached_bytes([path])
+    if full is None:
+        pytest.skip("this kernel does not tell what is cached (cachestat, Linux 6.5)")
+    assert full == 1 << 20
+    drop([path])
+    after = cached_bytes([path])
+    if after == full:
+        pytest.skip("this file system keeps its pages (tmpfs)")
+    assert after == 0
+
+
+def test_the_engine_is_told_the_cap_and_stock_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "paths", property(lambda self: (Path("m.gguf"),)))
+    words = {arm.key: command(setup(tmp_path), arm, "text", Path("out")) for arm in ARMS}
+    assert words["arena-small"][words["arena-small"].index("--ram") + 1] == "1000"
+    assert words["arena-free"][words["arena-free"].index("--ram") + 1] == "9000"
+    assert "--ram" not in words["resident-free"]
+    assert "--ram" not in words["stock-small"]
+    assert words["stock-small"][words["stock-small"].index("-n") + 1] == "4"
+    assert words["gate-small"][-1] == "arena+gate:1"
