@@ -40,7 +40,7 @@ class MappedStore : public ShardedStore {
     void adopt(uint32_t shard, const Mapping& mapping) override { use(shard, mapping); }
     void load_dense() override {
         if (options_.dense == "anon") copy_resident();
-        if (options_.dense == "mlock") lock_resident();
+        if (options_.dense == "mlock") lock_exactly();
     }
     void set_capacities(std::span<const uint32_t>) override {}
     bool streams() const override { return !idle_; }
@@ -70,6 +70,24 @@ class MappedStore : public ShardedStore {
     StoreCounters counters() const override { return counters_; }
 
   private:
+    // Locking faults pages in, and each fault would read ahead (by megabytes, on some boxes) into slabs that are not
+    // wanted: enough to fill a cgroup faster than it reclaims. So the ranges are asked for by name first.
+    void lock_exactly() {
+        for (uint32_t s = 0; s < regions_.size(); ++s) {
+            const auto& region = regions_[s];
+            if (region.base == nullptr || region.locked) continue;
+            madvise(region.base + region.begin, region.end - region.begin, MADV_RANDOM);
+            for (const auto& range : resident(s)) {
+                advise_willneed({region.base + range.begin, region.buffered_fd, range.begin, range.end - range.begin});
+                counters_.dense_bytes += range.end - range.begin;
+            }
+        }
+        lock_resident();
+        for (const auto& region : regions_) {
+            if (region.base != nullptr) madvise(region.base + region.begin, region.end - region.begin, MADV_NORMAL);
+        }
+    }
+
     // Dense bytes in memory of our own at the same addresses; the slabs' movable pages stay file mappings.
     void copy_resident() {
         for (uint32_t s = 0; s < regions_.size(); ++s) {
