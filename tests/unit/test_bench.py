@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +284,21 @@ def test_the_engine_is_told_the_cap_and_stock_is_not(tmp_path: Path, monkeypatch
     assert "--ram" not in words["stock-small"]
     assert words["stock-small"][words["stock-small"].index("-n") + 1] == "4"
     assert words["gate-small"][-1] == "arena+gate:1"
+
+
+def test_a_run_ends_with_the_benchmark_that_is_stopped() -> None:
+    script = (
+        "import subprocess, sys\n"
+        "from moestream.lab import runs\n"
+        "runs.end_on_sigterm()\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "print(child.pid, flush=True)\n"
+        "runs._watch(child, None)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None
+        child = Path("/proc") / bench.stdout.readline().strip()
+        assert child.exists()
+        bench.send_signal(signal.SIGTERM)
+        assert bench.wait(60) == 128 + signal.SIGTERM
+    assert not child.exists()

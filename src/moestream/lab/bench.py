@@ -18,7 +18,7 @@ from moestream.errors import BudgetError, MoestreamError
 from moestream.lab.bench_arms import PROMPTS, Arm, arms
 from moestream.lab.bench_table import report
 from moestream.lab.demo import model as demo_model
-from moestream.lab.runs import Setup, run_arm
+from moestream.lab.runs import Setup, end_on_sigterm, run_arm
 from moestream.model import Model, read_model
 from moestream.plan import Plan
 from moestream.units import format_bytes, parse_size
@@ -126,8 +126,11 @@ def main() -> int:
     options = parser.parse_args()
     if min(options.tokens, options.stock_tokens) < 2:
         parser.error("a rate takes two tokens or more")
+    end_on_sigterm()
     try:
         return 0 if bench(options) else 4
+    except KeyboardInterrupt:
+        return 130
     except MoestreamError as error:
         say(f"bench: {error}")
         return error.exit_code

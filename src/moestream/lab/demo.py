@@ -17,6 +17,7 @@ from typing import Any
 from moestream.box import Box, Cage
 from moestream.errors import MoestreamError
 from moestream.lab.cache import drop
+from moestream.lab.runs import end_on_sigterm
 from moestream.make import demo_path, make_demo
 from moestream.units import format_bytes
 
@@ -100,6 +101,7 @@ def demo() -> None:
 
 
 def main() -> int:
+    end_on_sigterm()
     try:
         demo()
     except MoestreamError as error:

@@ -11,6 +11,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -143,15 +144,29 @@ def _watch(process: subprocess.Popen[bytes], cage: Cage | None) -> int | None:
     The cgroup's counter is read and not the process's page tables: walking those would hold up its page moves."""
     deadline = time.monotonic() + TIMEOUT_S
     peak = None
-    while True:
-        try:
-            process.wait(_SAMPLE_S)
-            return peak
-        except subprocess.TimeoutExpired:
-            if time.monotonic() > deadline:
-                process.kill()
-            anon = cage.stat().get("anon") if cage is not None else None
-            peak = anon if peak is None else max(peak, anon or 0)
+    try:
+        while True:
+            try:
+                process.wait(_SAMPLE_S)
+                return peak
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    process.kill()
+                anon = cage.stat().get("anon") if cage is not None else None
+                peak = anon if peak is None else max(peak, anon or 0)
+    finally:
+        # Whoever stops the benchmark stops its run: an orphan would disturb the next one.
+        process.kill()
+        process.wait()
+
+
+def end_on_sigterm() -> None:
+    """From now on SIGTERM ends this process as an exception does, so that no run and no cgroup is left behind."""
+
+    def end(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def _git(*words: str) -> str | None:
