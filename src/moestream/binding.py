@@ -39,6 +39,9 @@ def _import_llama_cpp() -> Any:
 llama_cpp = _import_llama_cpp()
 low: Any = llama_cpp.llama_cpp
 
+#: The versions of llama-cpp-python whose llama.cpp the identity tests have passed with.
+TESTED_VERSIONS = "0.3.36"
+
 _defaults_lock = threading.RLock()
 
 

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import moestream._core as _core
-from moestream.binding import libllama_path, llama_cpp, node_callback, set_abort_callback, wrapped_defaults
+from moestream.binding import (
+    TESTED_VERSIONS,
+    binding_version,
+    libllama_path,
+    llama_cpp,
+    node_callback,
+    set_abort_callback,
+    wrapped_defaults,
+)
 from moestream.box import Box, process_memory
 from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context
 from moestream.errors import (
@@ -56,6 +64,8 @@ _REFUSED_ARGUMENTS = {
 
 def _translate(error: Exception) -> MoestreamError:
     kind, text = error.args if len(error.args) == 2 else ("internal", str(error))
+    if kind == "abi":
+        text += f" (found llama-cpp-python {binding_version()}; tested with {TESTED_VERSIONS}: install that)"
     return _KINDS.get(kind, MoestreamError)(text)
 
 
@@ -188,8 +198,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             return build(mechanism.reader)
         except _core.CoreError as error:
-            if error.args[0] != "unsupported" or strict:
-                raise (EngagementError(error.args[1]) if strict else _translate(error)) from None
+            if error.args[0] != "unsupported":
+                raise _translate(error) from None
+            if strict:
+                raise EngagementError(f"not as asked (--strict): {error.args[1]}") from None
             self.mechanism = dataclasses.replace(mechanism, reader="threads:4")
             self.fallbacks.append(f"{error.args[1]}: threads:4 instead of {mechanism.reader}")
             return build("threads:4")

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 PAGE = 4096
 #: A part's pool of frames is taken in pages of this size.
 HUGE_PAGE = 2 << 20
-#: Anonymous memory of Python, numpy, the binding, its vocabulary and our index: 50 MB were measured after a
-#: load with a vocabulary of 49,152, of which 350 bytes a token; the command line, its progress bar and the sampler
-#: take up to 5 MB more.
-BASE_BYTES = 44_000_000
+#: Anonymous memory of a process that runs a model: Python, numpy, the binding, our index, the command line and its
+#: bar (up to 56 MB measured without the vocabulary), and of the vocabulary (350 bytes a token measured).
+BASE_BYTES = 56_000_000
 BASE_BYTES_PER_VOCAB = 400
 #: What a load itself adds to a process that has imported everything.
 LOAD_BYTES = 16_000_000

@@ -4,6 +4,8 @@
 // and llama.cpp's graph needs no change. The pages of an evicted expert are moved to the loaded one with mremap: no
 // copy, no zeroing, no fault. Pages of experts that were never loaded lie in the pool, which is also where a frame
 // without an expert is parked.
+#include <fcntl.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -43,6 +45,7 @@ class ArenaStore : public ShardedStore {
     const Bank& bank_of(uint32_t expert) const { return index_.banks()[index_.bank_of(expert)]; }
     bool settle(uint32_t expert);
     void take(const Completion& completion);
+    void forget_cached(uint32_t expert, uint32_t slot);
     void reap(bool sleep);
     bool take_frame(const Load& load);
     bool move_slab(uint32_t expert, uint32_t slot, uint32_t victim);
@@ -141,6 +144,7 @@ void ArenaStore::take(const Completion& completion) {
     }
     if (completion.error == 0) {
         state_[completion.tag] = SlabState::present;
+        forget_cached(expert, slot);
         return;
     }
     state_[completion.tag] = SlabState::absent;
@@ -149,6 +153,15 @@ void ArenaStore::take(const Completion& completion) {
                                std::to_string(completion.fail_offset) + " (" + tensor.name + ", expert " +
                                std::to_string(index_.id_of(expert)) + "): " +
                                (completion.error == ENODATA ? "the file ends early" : std::strerror(completion.error)));
+}
+
+// A buffered read leaves its bytes in the page cache too, where they would only take memory from experts.
+void ArenaStore::forget_cached(uint32_t expert, uint32_t slot) {
+    const uint32_t tensor = bank_of(expert).tensors[slot];
+    const auto& region = regions_[index_.tensors()[tensor].shard];
+    if (region.fd != region.buffered_fd) return;
+    posix_fadvise(region.fd, static_cast<off_t>(geometry_.movable_offset(tensor, index_.id_of(expert))),
+                  static_cast<off_t>(geometry_.movable_bytes(tensor)), POSIX_FADV_DONTNEED);
 }
 
 void ArenaStore::reap(bool sleep) {

@@ -82,11 +82,19 @@ def run_arm(setup: Setup, arm: Arm, prompt: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "document.json"
         record |= _execute(setup, arm, command(setup, arm, PROMPTS[prompt], result))
-        record["document"] = json.loads(result.read_text()) if result.exists() else None
+        record["document"] = _shareable(json.loads(result.read_text())) if result.exists() else None
     record["seconds"] = round(time.monotonic() - started, 1)
     with (setup.out / "runs.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
     return record
+
+
+def _shareable(document: dict[str, Any]) -> dict[str, Any]:
+    """The document without where on this machine the model lies: results are read elsewhere."""
+    model = document.get("model") or {}
+    if "paths" in model:
+        model["paths"] = [Path(path).name for path in model["paths"]]
+    return document
 
 
 def command(setup: Setup, arm: Arm, text: str, result: Path) -> list[str]:
