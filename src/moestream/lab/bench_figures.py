@@ -75,15 +75,13 @@ def floor_s(record: Record, compute_s: float, disk_bytes_per_s: float) -> float 
 
 
 def load_share(record: Record) -> float | None:
-    """Bytes of the model read by the load, over its dense and boundary pages.
-
-    What the store read past the page cache, and what the load left in the cache, which was empty before; where
-    the kernel does not tell the latter, all that the process read, libraries included."""
-    budget, load = record["document"].get("budget"), record["document"]["load"]
-    if not budget:
+    """Bytes read by the load, by the kernel's account (what it reads ahead of a header included) or the engine's
+    if that is more, over dense and boundary pages; None where the load reads the experts too."""
+    document = record["document"]
+    if not document["mechanism"]["effective"].startswith("arena"):
         return None
-    cached = load.get("cached_bytes")
-    read: float = load["bytes_read"] + cached if cached is not None else load["read_bytes_os"]
+    budget, load = document["budget"], document["load"]
+    read: float = max(load["bytes_read"], load["read_bytes_os"])
     return read / float(budget["dense_bytes"] + budget["boundary_bytes"])
 
 

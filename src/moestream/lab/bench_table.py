@@ -181,7 +181,7 @@ def verdicts(results: Results) -> list[Verdict]:
             "no cap, the default over stock", results.ratio("resident-free", "stock-free"), UNCAPPED_SHARE
         ),
         _at_most(
-            "load reads of the file, over dense and boundary bytes",
+            "bytes read by the load, over dense and boundary bytes",
             _worst(capped, figures.load_share),
             LOAD_SHARE,
         ),

@@ -1,8 +1,7 @@
 """One arm of the engine, in a process of its own: ``python -m moestream.lab.worker MODEL ... --json FILE``.
 
-The document is that of ``run --json`` with ``n_batch``, ``prompt_tokens``, ``memory`` (at the
-end) and ``load``'s ``read_bytes_os`` (by the kernel's account) and ``cached_bytes`` (of the model, in the page
-cache after it), all in bytes, beside it. A mechanism that does not engage as asked is an error.
+The document is that of ``run --json`` with ``n_batch``, ``prompt_tokens``, ``memory`` (at the end) and ``load``'s
+``read_bytes_os`` beside it. A mechanism that does not engage as asked is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from moestream.box import process_io, process_memory
 from moestream.engine import Llama
 from moestream.errors import MoestreamError
 from moestream.lab.arm import arguments, generate
-from moestream.lab.cache import cached_bytes
 from moestream.report import run_document, write_json
 from moestream.units import parse_size
 
@@ -35,11 +33,10 @@ def measure(options: Any) -> dict[str, Any]:
         n_threads_batch=options.threads,
     ) as llama:
         load_read, load_cpu = process_io().get("read_bytes", 0) - read, time.process_time() - begun
-        cached = cached_bytes(llama.model_info.paths)
         generated = generate(llama, options.prompt, options.tokens)
         generated.cpu_s["load"] = load_cpu
         document = run_document(llama, generated, options.mechanism, cap)
-        document["load"] |= {"read_bytes_os": load_read, "cached_bytes": cached}
+        document["load"]["read_bytes_os"] = load_read
         document["n_batch"] = llama.n_batch
         document["prompt_tokens"] = generated.prompt_tokens
         memory = process_memory()
