@@ -10,11 +10,13 @@ import pytest
 
 import moestream
 from answers import CONTEXT, Answer, answer, prompt_tokens
-from moestream.box import process_memory
 from moestream.errors import BudgetError
 from moestream.make import make_model
-from moestream.plan import HUGE_PAGE
+from moestream.model import read_model
+from moestream.plan import slab_geometry
 
+#: What a cap leaves beside the experts, where a test makes only those scarce.
+ROOM = 1 << 30
 #: Many experts of few pages: a budget of one huge page holds nine of the 128, so nearly every route evicts.
 SHAPE = "tiny,experts=32"
 
@@ -106,8 +108,7 @@ def smallest_cap(path: Path, mechanism: str, **arguments: Any) -> int:
 def load(path: Path, mechanism: str, experts: int = 0, threads: int = 2, **arguments: Any) -> moestream.Llama:
     """Our ``Llama`` with at most ``experts`` bytes of experts (in an arena; 0: the fewest that work).
 
-    A test process is larger than the one a plan reckons with, and grows: a first load tells by how much, and
-    the cap that leaves what was asked for is found from there.
+    The cap is far above what the process needs, whatever else a test process holds: only the experts are scarce.
     """
     settings = {
         "n_ctx": CONTEXT,
@@ -119,31 +120,9 @@ def load(path: Path, mechanism: str, experts: int = 0, threads: int = 2, **argum
     ram = smallest_cap(path, mechanism, n_ctx=settings["n_ctx"], n_batch=settings["n_batch"]) + experts
     if not mechanism.startswith("arena"):
         return moestream.Llama(path, ram=ram, mechanism=mechanism, **settings)
-    ram += process_memory().anon_bytes
-    wanted = max(experts, HUGE_PAGE)
-    for _ in range(6):
-        try:
-            llama = moestream.Llama(path, ram=ram, mechanism=mechanism, **settings)
-        except BudgetError as error:
-            assert error.smallest_bytes is not None
-            ram = error.smallest_bytes + HUGE_PAGE // 2
-            continue
-        assert llama.plan is not None
-        whole = sum(llama.plan.capacities) == sum(bank.count for bank in llama.model_info.banks)
-        surplus = llama.plan.expert_bytes - wanted
-        if surplus < HUGE_PAGE * len(llama.plan.capacities):
-            return llama
-        llama.close()
-        ram -= (_unused(llama) if whole else 0) + surplus - HUGE_PAGE // 2
-    raise AssertionError(f"no cap found that leaves {wanted} bytes for experts")
-
-
-def _unused(llama: moestream.Llama) -> int:
-    """What a cap leaves when every expert has its place."""
-    plan = llama.plan
-    assert plan is not None
-    fixed = plan.other_bytes + plan.dense_bytes + plan.boundary_bytes + plan.kv_bytes + plan.compute_bytes
-    return plan.cap_bytes - fixed - plan.margin_bytes - plan.expert_bytes
+    geometry = slab_geometry(read_model(path))
+    limit = max(experts, geometry.bytes_of(geometry.smallest(1)))
+    return moestream.Llama(path, ram=ram + ROOM, mechanism=mechanism, _expert_bytes=limit, **settings)
 
 
 def told_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:

@@ -92,6 +92,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         strict: bool = False,
         on_progress: Progress | None = None,
         _interpose: bool = True,
+        _expert_bytes: int | None = None,
         **arguments: Any,
     ) -> None:
         start = time.perf_counter()
@@ -99,6 +100,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._recorder: Recorder | None = None
         self._generating = False
         self._cancelled = False
+        #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
+        self._expert_limit = _expert_bytes
         self.fallbacks: list[str] = []
         self.model_info: Model = read_model(model_path)
         check_architecture(self.model_info)
@@ -251,6 +254,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         # The compute buffers are reserved but not yet touched; everything else of the context is.
         budget = self.plan.cap_bytes - used - self.plan.compute_bytes - self.plan.margin_bytes
         wanted = min(budget, geometry.frame_bytes_total)
+        if self._expert_limit is not None:
+            wanted = min(wanted, self._expert_limit)
         n_batch = self.plan.n_batch
         # The plan estimated; where the process turned out larger, smaller steps need fewer experts at once.
         while n_batch > 1 and geometry.bytes_of(geometry.smallest(n_batch)) > wanted:

@@ -187,7 +187,7 @@ def test_warmers_spare_the_faults(reader: str, tiny, tmp_path: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with load(path, mechanism) as llama:
             answer(llama, prompt_tokens(1, llama.n_vocab()), 8)
-            return sum(step.majflt for step in llama._recorder.all)
+            return sum(step.majflt for step in llama._recorder.all.steps)
 
     assert faults(f"mapped+{reader}+anon") <= faults("mapped+fault+anon") // 2
 

@@ -22,7 +22,7 @@ from moestream.dryrun import ContextSizes, measure_context, plan_context
 from moestream.errors import BudgetError, ModelError, UsageError
 from moestream.mechanism import DEFAULT, Mechanism
 from moestream.model import Bank, ExpertTensor, Model, Shard
-from moestream.plan import HUGE_PAGE, PAGE, Geometry, Part, make_plan, slab_geometry, split_budget
+from moestream.plan import PAGE, Geometry, Part, make_plan, slab_geometry, split_budget
 
 _SIZES = ContextSizes(kv_bytes=10 << 20, compute_bytes=4 << 20, output_bytes=1 << 20)
 
