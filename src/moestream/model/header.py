@@ -24,7 +24,7 @@ MAX_STRING = 1 << 27
 MAX_ARRAY = 1 << 26
 MAX_HEADER = 1 << 30
 
-_CHUNK = 1 << 22
+_CHUNK = 1 << 18
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
