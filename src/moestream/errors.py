@@ -3,7 +3,8 @@
 MoestreamError            4  something failed that should have worked (a read, a broken invariant)
 ├── ReadError             4  bytes of the model could not be read; the text names shard, offset and tensor
 ├── Cancelled             4  the running call was stopped by ``Llama.cancel``
-├── UsageError            2  the caller's words are wrong: an option, a mechanism string, a size
+├── UsageError            2  the caller's words are wrong: an option, a size
+│   └── MechanismError    3  a mechanism string that names no mechanism; the text has the nearest words
 └── RefusedError          3  this model, box or llama.cpp cannot do what was asked; the text names the remedy
     ├── ModelError        3  the file is not a model this engine can run
     ├── BudgetError       3  the memory named is too little (``smallest_bytes`` says what works)
@@ -32,6 +33,13 @@ class UsageError(MoestreamError):
     """The caller's words are wrong."""
 
     exit_code = 2
+
+
+class MechanismError(UsageError):
+    """A mechanism string names an unknown member, or members that do not go together."""
+
+    #: Like whatever else cannot be run as asked: which words are known depends on the version.
+    exit_code = 3
 
 
 class RefusedError(MoestreamError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from moestream.errors import UsageError
+from moestream.errors import MechanismError
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Mechanism:
     """One combination; every part is canonical text (``uring:8``, never ``uring``).
 
     ``variant`` is ``direct`` or ``buffered`` for an arena and '' for the other stores. A value built by hand
-    from members that do not go together raises UsageError, like ``parse``.
+    from members that do not go together raises MechanismError, like ``parse``.
     """
 
     store: str
@@ -125,7 +125,7 @@ class Mechanism:
         ):
             name, colon, argument = part.partition(":")
             if name not in members:
-                raise UsageError(_refusal(self.store, family, part, members))
+                raise MechanismError(_refusal(self.store, family, part, members))
             object.__setattr__(self, family, _with_argument(name, argument if colon else None, members[name]))
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class Mechanism:
     @classmethod
     def parse(cls, text: str) -> Mechanism:
         """The mechanism a text names. After the store, parts may come in any order and be left out (the
-        store's defaults); of two ``none`` the first is the policy. Raises UsageError that names the nearest
+        store's defaults); of two ``none`` the first is the policy. Raises MechanismError that names the nearest
         known words."""
         head, *parts = [part.strip() for part in text.strip().split("+")]
         store, slash, variant = head.partition("/")
@@ -143,7 +143,7 @@ class Mechanism:
         if not slash:
             variant = grammar.variants[0] if grammar.variants else ""
         elif variant not in grammar.variants:
-            raise UsageError(_unknown_variant(store, variant))
+            raise MechanismError(_unknown_variant(store, variant))
         chosen: dict[str, str] = {}
         nones = 0
         for part in _joined(parts):
@@ -153,12 +153,12 @@ class Mechanism:
             family = _family(part)
             if family in chosen:
                 both = f"{chosen[family]} and {part}"
-                raise UsageError(f"mechanism {text!r} names two members for {family}: {both}")
+                raise MechanismError(f"mechanism {text!r} names two members for {family}: {both}")
             chosen[family] = part
         for _ in range(nones):
             free = [family for family in ("policy", "predictor") if family not in chosen]
             if not free:
-                raise UsageError(f"a 'none' too many in {text!r}: only policy and predictor can be none")
+                raise MechanismError(f"a 'none' too many in {text!r}: only policy and predictor can be none")
             chosen[free[0]] = "none"
         names = ("reader", "policy", "predictor", "dense")
         return cls(store, variant, *(chosen.get(f, d) for f, d in zip(names, grammar.defaults, strict=True)))
@@ -178,14 +178,14 @@ def _joined(parts: list[str]) -> list[str]:
 def _grammar(store: str) -> _Grammar:
     if store not in _GRAMMAR:
         nearest = _nearest(store, list(_GRAMMAR))
-        raise UsageError(f"unknown store {store!r}{nearest} (known: {', '.join(_GRAMMAR)})")
+        raise MechanismError(f"unknown store {store!r}{nearest} (known: {', '.join(_GRAMMAR)})")
     return _GRAMMAR[store]
 
 
 def _check_variant(store: str, variant: str) -> None:
     known = _GRAMMAR[store].variants
     if variant not in (known or ("",)):
-        raise UsageError(_unknown_variant(store, variant))
+        raise MechanismError(_unknown_variant(store, variant))
 
 
 def _unknown_variant(store: str, variant: str) -> str:
@@ -203,9 +203,9 @@ def _family(part: str) -> str:
             return family
     words = list(dict.fromkeys(word for members in _FAMILIES.values() for word in members))
     if name in _STORES:
-        raise UsageError(f"a mechanism names its store once and first, not again as {part!r}")
+        raise MechanismError(f"a mechanism names its store once and first, not again as {part!r}")
     nearest = _nearest(name, words)
-    raise UsageError(f"unknown part {part!r} of a mechanism{nearest} (known: {', '.join(words)})")
+    raise MechanismError(f"unknown part {part!r} of a mechanism{nearest} (known: {', '.join(words)})")
 
 
 def _refusal(store: str, family: str, part: str, members: dict[str, Member]) -> str:
@@ -223,17 +223,17 @@ def _nearest(word: str, known: list[str]) -> str:
 
 
 def _with_argument(name: str, argument: str | None, member: Member) -> str:
-    """Canonical ``name`` or ``name:number``; UsageError when the number is not one or out of range."""
+    """Canonical ``name`` or ``name:number``; MechanismError when the number is not one or out of range."""
     if not member.argument:
         if argument is not None:
-            raise UsageError(f"{name} takes no number, not {name}:{argument}")
+            raise MechanismError(f"{name} takes no number, not {name}:{argument}")
         return name
     if argument is None:
         return f"{name}:{member.default}"
     digits = argument.isascii() and argument.isdigit() and len(argument) < 10
     if not digits or not member.lowest <= int(argument) <= member.highest:
         allowed = f"{member.lowest} to {member.highest}"
-        raise UsageError(f"{name}:{argument[:20]}: {member.argument} must be a whole number, {allowed}")
+        raise MechanismError(f"{name}:{argument[:20]}: {member.argument} must be a whole number, {allowed}")
     return f"{name}:{int(argument)}"
 
 

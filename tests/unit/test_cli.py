@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from ggufs import write_gguf
 from moestream import __version__, errors
+from moestream.box import ProcessMemory
 from moestream.cli import main as cli
-from moestream.cli.banner import Bar, summary
+from moestream.cli.banner import Bar, held_bytes, summary
 from moestream.report import check_writable, write_json
 
 
@@ -86,8 +88,6 @@ def test_without_a_word_the_help() -> None:
         (["run", "x.gguf", "-p", "a", "-n", "-1"], "--tokens"),
         (["run", "x.gguf", "-p", "a", "--threads", "0"], "--threads"),
         (["run", "x.gguf", "-p", "a", "--ram", "lots"], "not a size: 'lots'"),
-        (["run", "x.gguf", "-p", "a", "--mechanism", "arenna"], "did you mean arena"),
-        (["run", "x.gguf", "-p", "a", "--mechanism", "arena+urng"], "did you mean uring"),
         (["run", "x.gguf", "-p", "a", "--json", "absent/out.json"], "no directory absent"),
         (["run", "x.gguf", "-p", "a", "--json", "."], "is a directory"),
     ],
@@ -108,6 +108,7 @@ def test_the_demo_model_that_is_not_made(tmp_path: Path) -> None:
         (errors.ReadError, 4),
         (errors.Cancelled, 4),
         (errors.UsageError, 2),
+        (errors.MechanismError, 3),
         (errors.ModelError, 3),
         (errors.BudgetError, 3),
         (errors.AbiError, 3),
@@ -125,6 +126,36 @@ def test_errors_become_one_line_and_their_code(
         cli.main(["inspect", "some.gguf"])
     assert left.value.code == code
     assert capfd.readouterr() == ("", "moestream: some.gguf: broken in two lines\n")
+
+
+def test_what_nobody_foresaw_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(model: Any) -> None:
+        raise ZeroDivisionError("by nothing\n  at all")
+
+    monkeypatch.setattr("moestream.cli.inspect.locate", fail)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["inspect", "some.gguf"])
+    assert left.value.code == 4
+    said = "moestream: internal error: ZeroDivisionError: by nothing at all\n"
+    assert capfd.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["inspect", "m.gguf", "--json"]])
+def test_a_reader_that_has_left_is_no_error(words: list[str], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "moestream", *words],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 #: A model that never finishes loading, and says when it has begun.
@@ -205,18 +236,34 @@ def test_the_summary() -> None:
             memory_work_s=0.01,
         ),
         "budget": {"cap_bytes": 1_100_000_000},
-        "peak_rss_bytes": 1_050_000_000,
         "ended": "stopped",
     }
-    assert summary(document) == (
+    assert summary(document, 1_050_000_000) == (
         "prompt 7 tokens at 21.0 tok/s; text 2 tokens at 5.00 tok/s (hit rate 75%, 2.00 kB a token, "
-        "stall 50.0 ms, compute 100.0 ms, memory 5.0 ms); peak memory 1.05 GB of 1.10 GB; stopped"
+        "stall 50.0 ms, compute 100.0 ms, memory 5.0 ms); memory held 1.05 GB of 1.10 GB; stopped"
     )
     document["decode"] = phase(tokens=2, tok_per_s=10.0, compute_s=0.2, read_bytes_os=2000)
-    assert "10.0 tok/s (1.00 kB a token by the kernel's account, compute 100.0 ms); peak" in summary(document)
+    said = summary(document, 0)
+    assert "10.0 tok/s (1.00 kB a token by the kernel's account, compute 100.0 ms); memory" in said
     document["decode"] = phase()
     document["budget"], document["ended"] = {"cap_bytes": None}, "tokens"
-    assert summary(document) == "prompt 7 tokens at 21.0 tok/s; text 0 tokens; peak memory 1.05 GB"
+    said = summary(document, 1_050_000_000)
+    assert said == "prompt 7 tokens at 21.0 tok/s; text 0 tokens; memory held 1.05 GB"
+
+
+def test_locked_pages_are_held_once() -> None:
+    memory = ProcessMemory(
+        rss_bytes=160,
+        anon_bytes=50,
+        file_bytes=100,
+        shared_bytes=10,
+        locked_bytes=30,
+        huge_bytes=0,
+        peak_bytes=200,
+    )
+    assert held_bytes(memory, "arena+uring:8+lru+none+mlock") == 60
+    assert held_bytes(memory, "mapped+fault+none+none+mlock") == 90
+    assert held_bytes(memory, None) == 90
 
 
 def test_a_document_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

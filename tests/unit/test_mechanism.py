@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moestream.errors import UsageError
+from moestream.errors import MechanismError
 from moestream.mechanism import DEFAULT, Mechanism, members
 
 _QUEUES = st.one_of(
@@ -112,22 +112,22 @@ def test_left_out_parts_take_the_stores_defaults(text: str, canonical: str) -> N
     ],
 )
 def test_wrong_words_are_named(text: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says) as caught:
+    with pytest.raises(MechanismError, match=says) as caught:
         Mechanism.parse(text)
     assert "\n" not in str(caught.value)
 
 
 def test_a_value_built_by_hand_is_held_to_the_same_rules() -> None:
     assert Mechanism("arena", "direct", "uring", "lfu-decay", "none", "anon") == DEFAULT
-    with pytest.raises(UsageError, match="page cache decides"):
+    with pytest.raises(MechanismError, match="page cache decides"):
         Mechanism("mapped", "", "fault", "lru", "none", "mapped")
-    with pytest.raises(UsageError, match="unknown variant ''"):
+    with pytest.raises(MechanismError, match="unknown variant ''"):
         Mechanism("arena", "", "uring", "lru", "none", "anon")
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_mechanism_or_a_usage_error(text: str) -> None:
-    with contextlib.suppress(UsageError):
+def test_any_text_is_a_mechanism_or_a_mechanism_error(text: str) -> None:
+    with contextlib.suppress(MechanismError):
         Mechanism.parse(text)
 
 

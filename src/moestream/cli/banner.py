@@ -12,7 +12,7 @@ from moestream.units import format_bytes
 from moestream.version import __version__
 
 if TYPE_CHECKING:
-    from moestream.box import DiskRate
+    from moestream.box import DiskRate, ProcessMemory
     from moestream.engine import Llama
     from moestream.model import Model
     from moestream.plan import Plan
@@ -133,14 +133,27 @@ def _ceiling(plan: Plan, rate: DiskRate | None) -> str:
     return text
 
 
-def summary(document: dict[str, Any]) -> str:
-    """The line after the text, from the document of the run."""
+def held_bytes(memory: ProcessMemory, mechanism: str | None) -> int:
+    """The part of a process's memory that the kernel cannot take back, which is what a cap must hold.
+
+    Anonymous and shared pages, and what a mapped store (or a dense model, ``mechanism`` None) locked: there
+    the locked pages are the file's. Elsewhere they are anonymous and counted already.
+    """
+    held = memory.anon_bytes + memory.shared_bytes
+    if mechanism is None or mechanism.startswith("mapped"):
+        held += min(memory.locked_bytes, memory.file_bytes)
+    return held
+
+
+def summary(document: dict[str, Any], held: int) -> str:
+    """The line after the text, from the document of the run and the ``held_bytes`` at its end. Not the peak
+    of the resident bytes, which has pages of the file in it that count for nothing against the cap."""
     prefill, decode = document["prefill"], document["decode"]
     text = f"prompt {_rate(prefill)}; text {_rate(decode)}"
     if decode["tokens"]:
         text += f" ({', '.join(_a_token(decode))})"
     cap = document["budget"]["cap_bytes"]
-    text += f"; peak memory {format_bytes(document['peak_rss_bytes'])}"
+    text += f"; memory held {format_bytes(held)}"
     text += f" of {format_bytes(cap)}" if cap is not None else ""
     return text if document["ended"] == "tokens" else f"{text}; {document['ended']}"
 

@@ -11,7 +11,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -33,8 +33,30 @@ COMMANDS = {
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
+class _ReaderGone(Exception):
+    """Whoever read stdout has left. Not an OSError: the parser turns a broken pipe into exit code 1."""
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Inside, a broken pipe becomes _ReaderGone; what is still buffered is written before it is left."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise _ReaderGone from error
+
+
 class _Commands(TyperGroup):
     """Commands that are imported when they are called."""
+
+    def make_context(self, *words: Any, **options: Any) -> Any:
+        with _reader_may_leave():
+            return super().make_context(*words, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _reader_may_leave():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -105,6 +127,13 @@ def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
     except (KeyboardInterrupt, typer.Abort):
         complain("stopped")
         _leave_now(INTERRUPTED)
+    except _ReaderGone:
+        # As in `moestream inspect demo | head`: it has read what it wanted.
+        forget_stdout()
+        return 0
+    except Exception as error:
+        complain(f"internal error: {type(error).__name__}: {error}")
+        return MoestreamError.exit_code
     # Typer turns a Ctrl-C that nobody caught into the exit code it returns here.
     if result == INTERRUPTED:
         complain("stopped")
@@ -121,6 +150,14 @@ def _wrong_words(error: Any, complain: Any) -> int:
         where = f" (see {context.command_path} --help)" if context is not None else ""
         complain(error.format_message().rstrip(".") + where)
     return UsageError.exit_code
+
+
+def forget_stdout() -> None:
+    """Let stdout lead nowhere, once its reader is gone: what is still buffered must go somewhere when the
+    interpreter exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _leave_now(code: int) -> NoReturn:

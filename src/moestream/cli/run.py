@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from moestream.box import Box, disk_rate
-from moestream.cli.banner import Bar, banner, summary
+from moestream.box import Box, disk_rate, process_memory
+from moestream.cli.banner import Bar, banner, held_bytes, summary
+from moestream.cli.main import forget_stdout
 from moestream.errors import Cancelled, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.model import locate
@@ -144,9 +145,10 @@ def _finish(job: Job, json: Path | None) -> None:
         assert job.error is not None
         raise job.error
     document = run_document(llama, generated, job.request.mechanism, job.request.cap_bytes)
+    held = held_bytes(process_memory(), document["mechanism"]["effective"])
     llama.close()
     if not job.request.quiet:
-        job.say(summary(document))
+        job.say(summary(document, held))
     if job.error is not None:
         raise job.error
     if json is not None:
@@ -346,7 +348,4 @@ def _write(job: Job, text: bytes) -> None:
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         job.stopping = True
-        # What is still buffered must go somewhere when the interpreter exits.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
+        forget_stdout()
