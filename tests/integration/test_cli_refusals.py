@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +17,10 @@ from ggufs import cut, dense_tensors, patch, set_tensor_type, split_gguf, tensor
 from moestream.make import make_model
 
 
-def refusal(*words: object) -> str:
-    """The one line of a command that is refused; asserts exit code 3 and that nothing else was said."""
-    command = [sys.executable, "-m", "moestream", *(str(word) for word in words)]
+def refusal(*words: object, within: tuple[str, ...] = ()) -> str:
+    """The one line of a command that is refused; asserts exit code 3 and that nothing else was said.
+    ``within``: the words of a program that runs it."""
+    command = [*within, sys.executable, "-m", "moestream", *(str(word) for word in words)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120)
     assert done.returncode == 3, done
     assert done.stdout == ""
@@ -133,3 +136,16 @@ def test_a_cap_that_is_too_small(tmp_path: Path) -> None:
     path = make_model("olmoe", "tiny", "Q8_0", tmp_path / "tiny.gguf")
     said = refusal("run", path, "-p", "a", "--ram", "1MB", "--mechanism", "arena", "--ctx", 512)
     assert "the smallest cap that works is" in said
+
+
+def test_strict_where_little_may_be_locked(tmp_path: Path) -> None:
+    limited: tuple[str, ...] = ("sh", "-c", 'ulimit -l 64 && exec "$@"', "sh")
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root without setpriv: the limit does not bind")
+        limited = ("setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "--", *limited)
+    path = make_model("olmoe", "tiny", "Q8_0", tmp_path / "tiny.gguf")
+    words = ("-p", "a", "-n", 1, "--ram", "1GiB", "--mechanism", "arena+sync+lru+mlock", "--ctx", 512)
+    said = refusal("run", path, *words, "--strict", within=limited)
+    assert "--strict" in said
+    assert "ulimit -l" in said
