@@ -135,7 +135,7 @@ def _sizes(lines: list[str], seconds: float) -> ContextSizes:
     total = {"compute": 0, "output": 0}
     for (kind, _), size in buffers.items():
         total[kind] += size
-    if total["compute"] == 0:
+    if not any(kind == "compute" for kind, _ in buffers):
         raise ModelError(
             f"llama-cpp-python {binding_version()} did not say how large its compute buffers are: "
             "this version's log is not understood"
