@@ -29,13 +29,13 @@ def quant_of(arch: str) -> str:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A small model of an architecture, made once a session."""
     directory = tmp_path_factory.mktemp("models")
-    made: dict[tuple[str, str], Path] = {}
+    made: dict[tuple[str, str, str], Path] = {}
 
-    def get(arch: str, shape: str = SHAPE) -> Path:
-        if (arch, shape) not in made:
-            out = directory / f"{arch}-{len(made)}.gguf"
-            made[arch, shape] = make_model(arch, shape, quant_of(arch), out)
-        return made[arch, shape]
+    def get(arch: str, shape: str = SHAPE, quant: str = "") -> Path:
+        which = arch, shape, quant or quant_of(arch)
+        if which not in made:
+            made[which] = make_model(*which, directory / f"{arch}-{len(made)}.gguf")
+        return made[which]
 
     return get
 
@@ -95,6 +95,14 @@ def same_answer(
     got = answer(llama, tokens, steps)
     assert got.tokens == expected.tokens
     assert got.digests == expected.digests
+
+
+def evicted(llama: moestream.Llama) -> bool:
+    """More was read than the budget holds: something had to leave."""
+    assert llama.plan is not None
+    assert llama.plan.capacities
+    counters = llama._engine.counters
+    return bool(counters["misses"] + counters["speculative_issued"] > sum(llama.plan.capacities))
 
 
 def smallest_cap(path: Path, mechanism: str, **arguments: Any) -> int:

@@ -20,7 +20,7 @@ from conftest import load, same_answer, smallest_cap, told_otherwise
 from moestream.box import Cage, process_memory
 from moestream.plan import slab_geometry
 
-QUEUES = ("uring:1", "uring:24", "threads:2", "sync")
+QUEUES = ("uring:1", "uring:8", "threads:2", "sync")
 
 
 def model_descriptors(path: Path) -> dict[int, int]:
@@ -51,8 +51,21 @@ def test_bytes_read_are_the_misses(reader: str, policy: str, tiny) -> None:
             assert steps["prefill"][name] + steps["decode"][name] == counters[counter]
 
 
+@pytest.mark.parametrize("reader", ["uring:8", "threads:2", "sync"])
+def test_bytes_read_are_the_misses_of_two_parts(reader: str, tiny) -> None:
+    path = tiny("olmoe", quant="Q4_K_M")
+    with load(path, f"arena+{reader}+lru+none") as llama:
+        answer(llama, prompt_tokens(40, llama.n_vocab()), 10)
+        small, large = sorted(part.frame_bytes for part in slab_geometry(llama.model_info).parts)
+        counters = llama._engine.counters
+        # Two sizes and two unknowns: how many misses were of the larger size is then a whole number.
+        of_large, rest = divmod(counters["bytes"] - counters["misses"] * small, large - small)
+        assert rest == 0
+        assert max(llama.plan.capacities) < of_large < counters["misses"] - max(llama.plan.capacities)
+
+
 def test_the_device_read_what_the_engine_says(tiny) -> None:
-    with load(tiny("olmoe"), "arena+uring:24+lru") as llama:
+    with load(tiny("olmoe"), "arena+uring:8+lru") as llama:
         fallbacks = [line for line in llama.fallbacks if "O_DIRECT" in line]
         if fallbacks:
             pytest.skip(fallbacks[0])
@@ -66,7 +79,7 @@ def test_the_device_read_what_the_engine_says(tiny) -> None:
 
 
 def test_speculation_is_accounted(tiny) -> None:
-    with load(tiny("olmoe"), "arena+uring:24+lru+gate:3", experts=8 << 20) as llama:
+    with load(tiny("olmoe"), "arena+uring:8+lru+gate:3", experts=8 << 20) as llama:
         answer(llama, prompt_tokens(20, llama.n_vocab()), 40)
         counters = llama._engine.counters
         frame = slab_geometry(llama.model_info).parts[0].frame_bytes
@@ -88,7 +101,7 @@ def test_load_reads_no_more_than_it_must(store: str, tiny) -> None:
 
 @pytest.mark.parametrize("share", [1.0, 1.2])
 @pytest.mark.parametrize(
-    "mechanism", ["arena+uring:24+lfu-decay:16+gate:1", "arena+threads:2+lru", "arena/buffered"]
+    "mechanism", ["arena+uring:8+lfu-decay:16+gate:1", "arena+threads:2+lru", "arena/buffered"]
 )
 def test_cap_is_kept(mechanism: str, share: float, tiny, stock) -> None:
     available, why = Cage.available()
@@ -136,7 +149,7 @@ def test_io_uring_engages(tiny) -> None:
         return count
 
     before = rings()
-    with load(tiny("olmoe"), "arena+uring:24") as llama:
+    with load(tiny("olmoe"), "arena+uring:8") as llama:
         if any("io_uring" in line for line in llama.fallbacks):
             pytest.skip(llama.fallbacks[0])
         assert rings() == before + 1
