@@ -94,7 +94,7 @@ def test_every_architecture_predicts(arch: str, tiny, stock) -> None:
 @pytest.mark.parametrize("mechanism", ["arena/buffered+uring:24+lfu-decay:16+gate:1", "arena+uring:24"])
 def test_deep_queue(mechanism: str, tiny, stock) -> None:
     with load(tiny("olmoe"), mechanism) as llama:
-        same_answer(llama, stock, 300)
+        same_answer(llama, stock, 40)
         assert evicted(llama)
 
 
