@@ -167,17 +167,34 @@ def _reason(errors: list[str]) -> str:
     return "it gives no reason"
 
 
+#: The logs being kept, by the thread that runs inside llama.cpp.
+_logs: dict[int, _Log] = {}
+
+
+def _dispatch(level: int, text: bytes, data: Any) -> None:
+    log = _logs.get(threading.get_ident())
+    if log is not None:
+        log.take(level, text)
+    else:
+        llama_cpp._logger.llama_log_callback(level, text, data)
+
+
+#: Never freed: llama.cpp may be inside it on one thread while another ends its capture.
+_CALLBACK = low.llama_log_callback(_dispatch)
+
+
 @contextmanager
 def _captured_log() -> Iterator[_Log]:
-    """llama.cpp's log goes to the value while inside, then again to the binding's own callback."""
+    """What llama.cpp logs on this thread goes to the value while inside; other threads' lines to the binding."""
     log = _Log()
-    callback = low.llama_log_callback(log.take)
     with _log_lock:
-        low.llama_log_set(callback, ctypes.c_void_p(0))
+        _logs[threading.get_ident()] = log
+        low.llama_log_set(_CALLBACK, ctypes.c_void_p(0))
         try:
             yield log
         finally:
             low.llama_log_set(llama_cpp._logger.llama_log_callback, ctypes.c_void_p(0))
+            del _logs[threading.get_ident()]
 
 
 def plan_context(

@@ -318,7 +318,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                     raise Cancelled("stopped") from None
                 if engine.failure is None:
                     raise
-            finally:
+            else:
                 engine.end_step()
             if engine.failure is not None:
                 raise self._failure()
@@ -339,6 +339,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 self._engine.cancel(False)
 
     def generate(self, *args: Any, **kwargs: Any) -> Iterator[int]:
+        self._generating = False  # a generator that was left halfway does not own the next call
         self._begin_call()
         self._generating = True
         try:

@@ -339,3 +339,20 @@ def test_a_model_that_shrinks_under_the_run(tiny: Path, tmp_path: Path) -> None:
     assert str(path) in lines[-1]
     assert "prompt" in lines[-2]
     assert not out.exists()
+
+
+@pytest.mark.parametrize("target", ["model", "link", "/dev/null"])
+def test_json_never_replaces_the_model_or_a_device(tiny: Path, tmp_path: Path, target: str) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(tiny)
+    out = {"model": tiny, "link": link}.get(target, Path(target))
+    before = tiny.read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-m", "moestream", "run", str(tiny), "-p", "a", "-n", "1", "--json", str(out)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"moestream: --json {out}: ")
+    assert tiny.read_bytes() == before
+    assert Path("/dev/null").is_char_device()

@@ -111,7 +111,7 @@ def run(
         Mechanism.parse(mechanism)
     cap = parse_size(ram) if ram is not None else None
     if json is not None:
-        check_writable(json)
+        check_writable(json, [locate(model)])
     n_threads = threads or Box().cpus()
     request = Request(
         path=locate(model),
