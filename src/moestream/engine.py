@@ -8,7 +8,6 @@ experts. Everything else of the parent works unchanged, because only its memory 
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +39,7 @@ from moestream.errors import (
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
 from moestream.plan import Plan, process_bytes, slab_geometry, split_budget
-from moestream.recorder import Recorder
+from moestream.recorder import NO_COUNTERS, Recorder
 from moestream.stats import Step
 from moestream.units import format_bytes, parse_size
 
@@ -297,8 +296,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _record_steps(self) -> None:
         engine = self._engine
-        zero = dict.fromkeys(_COUNTERS, 0)
-        self._recorder = Recorder((lambda: engine.counters) if engine is not None else (lambda: zero))
+        self._recorder = Recorder((lambda: engine.counters) if engine is not None else (lambda: NO_COUNTERS))
         context = self._ctx
         for name in ("decode", "encode"):
             setattr(context, name, self._recorded(getattr(context, name)))
@@ -408,18 +406,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.close()
 
 
-_COUNTERS = (
-    "hits",
-    "misses",
-    "bytes",
-    "stall_ns",
-    "memory_ns",
-    "speculative_issued",
-    "speculative_used",
-    "speculative_wasted_bytes",
-)
-
-
 def core_tensors(model: Model) -> list[tuple[str, int, int, int, int, int]]:
     """The expert tensors as the core takes them: name, bank, shard, offset, slab_bytes, count."""
     return [
@@ -438,8 +424,3 @@ def _outputs(arguments: dict[str, Any]) -> int:
     if arguments.get("logits_all") or arguments.get("embedding") or arguments.get("draft_model") is not None:
         return 0
     return 1
-
-
-def smallest_cap(plan: Plan) -> int:
-    """The plan's smallest cap, rounded up to whole MB for people."""
-    return math.ceil(plan.smallest_cap_bytes / 1e6) * 1_000_000

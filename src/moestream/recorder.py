@@ -27,6 +27,22 @@ def _read_bytes_os() -> int:
     return 0
 
 
+#: The core's counters of a model that has no store: a dense one, or stock llama.cpp.
+NO_COUNTERS = dict.fromkeys(
+    (
+        "hits",
+        "misses",
+        "bytes",
+        "stall_ns",
+        "memory_ns",
+        "speculative_issued",
+        "speculative_used",
+        "speculative_wasted_bytes",
+    ),
+    0,
+)
+
+
 @dataclass
 class Phases:
     """The steps that read a prompt and those that made text. A small budget runs a prompt one token a step, so a

@@ -17,24 +17,10 @@ import llama_cpp
 from moestream.binding import wrapped_defaults
 from moestream.box import Box, peak_rss_bytes, process_io, process_memory
 from moestream.lab.arm import arguments, generate
-from moestream.recorder import Recorder
+from moestream.recorder import NO_COUNTERS, Recorder
 from moestream.report import Generated, split_steps, write_json
 from moestream.stats import phase_summary
 from moestream.version import __version__
-
-_NO_COUNTERS = dict.fromkeys(
-    (
-        "hits",
-        "misses",
-        "bytes",
-        "stall_ns",
-        "memory_ns",
-        "speculative_issued",
-        "speculative_used",
-        "speculative_wasted_bytes",
-    ),
-    0,
-)
 
 
 def load(options: Any) -> Any:
@@ -57,7 +43,7 @@ def load(options: Any) -> Any:
 
 def record_steps(llama: Any) -> Recorder:
     """A recorder of every ``llama_decode`` from now on; only the kernel's figures mean something."""
-    recorder = Recorder(lambda: _NO_COUNTERS)
+    recorder = Recorder(lambda: NO_COUNTERS)
     decode = llama._ctx.decode
     llama._ctx.decode = lambda batch: recorder.measure(batch.n_tokens(), lambda: decode(batch))
     return recorder
