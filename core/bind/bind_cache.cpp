@@ -98,10 +98,10 @@ std::map<std::string, std::string> policy_members() {
 }
 
 void make_cache(ExpertCache* self, const std::vector<PartSpec>& parts, std::vector<uint32_t> bank_of,
-                const std::string& policy) {
+                const std::string& policy, const std::vector<double>& priority) {
     std::vector<ExpertCache::Part> out;
     for (const auto& [experts, capacity] : parts) out.push_back({experts, capacity});
-    new (self) ExpertCache(std::move(out), std::move(bank_of), policy);
+    new (self) ExpertCache(std::move(out), std::move(bank_of), policy, priority);
 }
 
 }  // namespace
@@ -112,7 +112,9 @@ using namespace moestream;
 void bind_cache(nb::module_& m) {
     nb::class_<ExpertCache>(m, "ExpertCache", "Which experts are in memory and who leaves: decisions, no bytes.")
         .def("__init__", &make_cache, nb::arg("parts"), nb::arg("bank_of"), nb::arg("policy"),
-             "parts: (experts ascending, capacity in experts) each; bank_of: per expert; policy: 'lfu-decay:16'.")
+             nb::arg("priority") = std::vector<double>(),
+             "parts: (experts ascending, capacity in experts) each; bank_of: per expert; policy: 'lfu-decay:16'; "
+             "priority: a seed for policies that take one, per expert.")
         .def("route", &route, nb::arg("experts"), nb::arg("token"), nb::arg("tokens"),
              "One route of (expert, count) of one bank: the (expert, victim or None) to load; None: too wide.")
         .def("speculate", &speculate, nb::arg("expert"),
@@ -123,6 +125,9 @@ void bind_cache(nb::module_& m) {
              nb::arg("expert"), "Take back an early load that was never started.")
         .def("unpin_route", &ExpertCache::unpin_route, "The last route's experts may leave.")
         .def("residency", &residency, nb::arg("expert"), "'absent', 'resident' or 'speculative'.")
+        .def("keep",
+             [](const ExpertCache& cache, uint32_t expert) { return check_expert(cache, expert), cache.keep(expert); },
+             nb::arg("expert"), "Whether the policy lets the expert stay once its matmuls are over.")
         .def("counters", &counters, "Hits, misses, evictions and speculative loads since construction.");
     m.def("policy_members", &policy_members, "The policies by name, each with its one-line help.");
 }

@@ -13,16 +13,20 @@ struct ExpertCache::PartState {
     uint32_t resident = 0;  // speculative ones too
 };
 
-ExpertCache::ExpertCache(std::vector<Part> parts, std::vector<uint32_t> bank_of, std::string_view policy)
+ExpertCache::ExpertCache(std::vector<Part> parts, std::vector<uint32_t> bank_of, std::string_view policy,
+                         std::span<const double> priority)
     : parts_(std::move(parts)),
       residency_(bank_of.size(), Residency::absent),
       bank_of_(std::move(bank_of)),
       part_of_(bank_of_.size(), kNone),
       local_(bank_of_.size(), kNone) {
+    if (!priority.empty() && priority.size() != bank_of_.size())
+        throw Error(ErrorKind::usage, "cache: a seed of " + std::to_string(priority.size()) + " priorities for " +
+                                          std::to_string(bank_of_.size()) + " experts");
     size_t experts = 0, widest = 0;
     for (uint32_t part = 0; part < parts_.size(); ++part) {
         validate(part);
-        add_part(part, policy);
+        add_part(part, policy, priority);
         experts += parts_[part].experts.size();
         widest = std::max<size_t>(widest, parts_[part].capacity);
     }
@@ -52,17 +56,18 @@ void ExpertCache::validate(uint32_t part) const {
     }
 }
 
-void ExpertCache::add_part(uint32_t part, std::string_view policy) {
+void ExpertCache::add_part(uint32_t part, std::string_view policy, std::span<const double> priority) {
     const Part& p = parts_[part];
     std::map<uint32_t, uint32_t> dense;  // global bank -> bank inside the part, in the same order
     for (const uint32_t expert : p.experts) dense.emplace(bank_of_[expert], 0);
     uint32_t banks = 0;
     for (auto& [bank, number] : dense) number = banks++;
-    PolicyShape shape{static_cast<uint32_t>(p.experts.size()), p.capacity, {}, banks};
+    PolicyShape shape{static_cast<uint32_t>(p.experts.size()), p.capacity, {}, banks, {}};
     for (const uint32_t expert : p.experts) {
         part_of_[expert] = part;
         local_[expert] = static_cast<uint32_t>(shape.bank_of.size());
         shape.bank_of.push_back(dense[bank_of_[expert]]);
+        if (!priority.empty()) shape.priority.push_back(priority[expert]);
     }
     states_.push_back(std::make_shared<PartState>(PartState{make_policy(policy, shape), 0}));
 }
@@ -190,6 +195,10 @@ void ExpertCache::cancel(uint32_t expert) {
 void ExpertCache::unpin_route() {
     for (const uint32_t expert : pinned_) states_[part_of_[expert]]->policy->pin(local_[expert], false);
     pinned_.clear();
+}
+
+bool ExpertCache::keep(uint32_t expert) const {
+    return !cached(expert) || states_[part_of_[expert]]->policy->keep(local_[expert]);
 }
 
 uint32_t ExpertCache::resident(uint32_t part) const { return states_[part]->resident; }

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <utility>
 
+#include "moestream/geometry.h"
+
 namespace moestream {
 namespace {
 
@@ -49,7 +51,8 @@ Engine::Engine(SlabIndex index, EngineOptions options)
     : index_(std::move(index)), options_(std::move(options)), ops_(abi::prove(options_.libllama)),
       store_(make_store(options_.store, index_, options_.store_options)), seen_(index_.banks().size()) {
     std::string argument;
-    predictor_ = Registry<PredictorFactory>::instance().find(options_.predictor, argument)(index_, ops_, argument);
+    predictor_ = Registry<PredictorFactory>::instance().find(options_.predictor, argument)(
+        index_, ops_, argument, options_.store_options.seeds);
     options_.optional_banks.resize(index_.banks().size());
     chunked_.resize(index_.banks().size());
     uint32_t widest = 0;
@@ -72,6 +75,29 @@ Engine::Engine(SlabIndex index, EngineOptions options)
 }
 
 Engine::~Engine() = default;
+
+const Store& Engine::store() const {
+    if (store_ == nullptr) throw Error(ErrorKind::usage, "this engine is closed");
+    return *store_;
+}
+
+void Engine::close() {
+    scope_.reset();
+    predictor_.reset();
+    store_.reset();
+    recorder_.reset();
+}
+
+void Engine::start_trace() {
+    store();
+    recorder_ = std::make_unique<Recorder>(index_.experts(), kSlots);
+    store_->record_to(recorder_.get());
+}
+
+Recorder::Taken Engine::take_trace(bool finish) {
+    if (recorder_ == nullptr) throw Error(ErrorKind::usage, "no trace has been started");
+    return recorder_->take(finish);
+}
 
 void Engine::begin_load() {
     std::vector<LoadScope::File> files;
@@ -116,13 +142,18 @@ void Engine::end_load(bool loaded) {
     store_->load_dense();
 }
 
-void Engine::set_capacities(const std::vector<uint32_t>& capacities) { store_->set_capacities(capacities); }
+void Engine::set_capacities(const std::vector<uint32_t>& capacities) {
+    store();
+    store_->set_capacities(capacities);
+}
 
-const std::optional<Failure>& Engine::failure() const { return failure_ ? failure_ : store_->failure(); }
+const std::optional<Failure>& Engine::failure() const {
+    return failure_ || store_ == nullptr ? failure_ : store_->failure();
+}
 
 void Engine::clear_failure() {
     failure_.reset();
-    store_->clear_failure();
+    if (store_ != nullptr) store_->clear_failure();
 }
 
 void Engine::fail(std::string what) {
@@ -140,7 +171,8 @@ void Engine::begin_step() {
 }
 
 void Engine::end_step() {
-    if (store_->streams() && !failure() && !cancelled_) check_pass();
+    if (store().streams() && !failure() && !cancelled_) check_pass();
+    store_->end_step();
     token_ += pass_tokens_;
     pass_tokens_ = 0;
 }
@@ -170,7 +202,7 @@ bool Engine::on_abort(void* engine) {
 
 bool Engine::on_node(abi::Tensor* node, bool ask, void* engine) {
     auto& self = *static_cast<Engine*>(engine);
-    if (!self.store_->streams() || self.failure().has_value()) return !ask;
+    if (self.store_ == nullptr || !self.store_->streams() || self.failure().has_value()) return !ask;
     // Nothing may be thrown through llama.cpp's frames: the abort callback carries the failure out.
     try {
         if (ask) return self.ask(*node);
@@ -218,6 +250,7 @@ void Engine::computed(const abi::Tensor& node) {
             ++count_[ids[k]];
         }
     }
+    if (recorder_ != nullptr) record_route(node, bank);
     // Ascending ids: file order, and the order in which the matmul walks its experts.
     for (uint32_t id = 0; id < shape.count; ++id) {
         if (count_[id] == 0) continue;
@@ -227,7 +260,7 @@ void Engine::computed(const abi::Tensor& node) {
     bank_ = bank;
     ids_ = &node;
     if (!store_->route(bank, routed_, token_, std::max(pass_tokens_, 1u))) return;
-    const auto predicted = predictor_->predict(bank, logits_);
+    const auto predicted = predictor_->predict(bank, routed_, tokens, logits_);
     wish_.assign(predicted.begin(), predicted.end());
     // A batch that wants most of a layer will want most of the next: read it in file order while this one computes.
     if (tokens > 1 && routed_.size() * 4 >= size_t{shape.count} * 3 && bank + 1 < index_.banks().size()) {
@@ -238,9 +271,18 @@ void Engine::computed(const abi::Tensor& node) {
     logits_ = nullptr;
 }
 
+void Engine::record_route(const abi::Tensor& node, uint32_t bank) {
+    recorder_->route(bank, token_, pass_tokens_, static_cast<uint32_t>(node.ne[1]), static_cast<uint32_t>(node.ne[0]));
+    for (int64_t row = 0; row < node.ne[1]; ++row) {
+        const auto* ids = reinterpret_cast<const int32_t*>(static_cast<const char*>(node.data) + row * node.nb[1]);
+        for (int64_t k = 0; k < node.ne[0]; ++k) recorder_->id(ids[k]);
+    }
+}
+
 void Engine::pump() {
     if (wished_ || wish_.empty() || !store_->demand_idle()) return;
     wished_ = true;
+    if (recorder_ != nullptr) recorder_->wish(wish_);
     store_->speculate(wish_);
 }
 
@@ -251,6 +293,10 @@ bool Engine::route_all(uint32_t bank) {
     wish_.clear();
     for (uint32_t id = 0; id < shape.count; ++id) routed_.push_back({shape.first_expert + id, 1});
     bank_ = bank;
+    if (recorder_ != nullptr) {
+        recorder_->route(bank, token_, std::max(pass_tokens_, 1u), 1, shape.count);
+        for (uint32_t id = 0; id < shape.count; ++id) recorder_->id(static_cast<int32_t>(id));
+    }
     return store_->route(bank, routed_, token_, std::max(pass_tokens_, 1u));
 }
 

@@ -12,9 +12,9 @@ class CoreError(Exception):
 class ExpertCache:
     """Which experts are in memory and who leaves: decisions, no bytes."""
 
-    def __init__(self, parts: Sequence[tuple[Sequence[int], int]], bank_of: Sequence[int], policy: str) -> None:
+    def __init__(self, parts: Sequence[tuple[Sequence[int], int]], bank_of: Sequence[int], policy: str, priority: Sequence[float] = []) -> None:
         """
-        parts: (experts ascending, capacity in experts) each; bank_of: per expert; policy: 'lfu-decay:16'.
+        parts: (experts ascending, capacity in experts) each; bank_of: per expert; policy: 'lfu-decay:16'; priority: a seed for policies that take one, per expert.
         """
 
     def route(self, experts: Sequence[tuple[int, int]], token: int, tokens: int) -> list[tuple[int, int | None]] | None:
@@ -41,6 +41,9 @@ class ExpertCache:
     def residency(self, expert: int) -> str:
         """'absent', 'resident' or 'speculative'."""
 
+    def keep(self, expert: int) -> bool:
+        """Whether the policy lets the expert stay once its matmuls are over."""
+
     def counters(self) -> dict[str, Any]:
         """Hits, misses, evictions and speculative loads since construction."""
 
@@ -50,7 +53,7 @@ def policy_members() -> dict[str, str]:
 class Engine:
     """One model's store and hook; see moestream/engine.h."""
 
-    def __init__(self, *, shards: Sequence[tuple[str, int]], tensors: Sequence[tuple[str, int, int, int, int, int]], layers: Sequence[int], optional_banks: Sequence[bool], libllama: str, store: str, reader: str, policy: str, predictor: str, dense: str, direct: bool, interpose: bool, fallback: Callable[[str], None], progress: Callable[[int, int], None]) -> None: ...
+    def __init__(self, *, shards: Sequence[tuple[str, int]], tensors: Sequence[tuple[str, int, int, int, int, int]], layers: Sequence[int], optional_banks: Sequence[bool], libllama: str, store: str, reader: str, policy: str, predictor: str, dense: str, direct: bool, advice: str = 'normal', pages: str = 'recycle', alignment: int = 4096, huge: bool = False, growth_limit: int = 0, copy_dir: str = '', seeds: object | None = None, interpose: bool, fallback: Callable[[str], None], progress: Callable[[int, int], None]) -> None: ...
 
     def begin_load(self) -> None: ...
 
@@ -65,6 +68,21 @@ class Engine:
     def cancel(self, on: bool) -> None: ...
 
     def clear_failure(self) -> None: ...
+
+    def close(self) -> None:
+        """Let go of the store; llama.cpp's model must be gone. Idempotent."""
+
+    def start_trace(self) -> None:
+        """Record what a trace needs from now on."""
+
+    def take_trace(self, finish: bool = False) -> dict[str, Any]:
+        """
+        What was recorded since the last call, as flat arrays; see moestream.trace.Events.
+        """
+
+    @property
+    def engagement(self) -> dict[str, int]:
+        """How often each thing the mechanism promises was done, by name."""
 
     @property
     def failure(self) -> object: ...

@@ -43,9 +43,11 @@ class ExpertCache {
         uint32_t capacity = 0;          // experts; at least 1, at most experts.size()
     };
     // `bank_of[e]` is the bank of global expert e. Every expert belongs to exactly one part or to none (experts
-    // that are always resident); the experts of one bank that are in a part are all in the same one. Throws
-    // Error(usage) on parts that are not so and on an unknown policy.
-    ExpertCache(std::vector<Part> parts, std::vector<uint32_t> bank_of, std::string_view policy);
+    // that are always resident); the experts of one bank that are in a part are all in the same one. `priority` is a
+    // seed for policies that take one, by global expert, or empty. Throws Error(usage) on parts that are not so,
+    // on a seed of another length and on an unknown policy.
+    ExpertCache(std::vector<Part> parts, std::vector<uint32_t> bank_of, std::string_view policy,
+                std::span<const double> priority = {});
     ExpertCache(ExpertCache&&) = default;  // not copied: a policy's history has one owner
     ExpertCache& operator=(ExpertCache&&) = default;
 
@@ -70,6 +72,9 @@ class ExpertCache {
 
     void unpin_route();
 
+    // May it stay once its matmuls are over? The policy's answer; true for an expert in no part.
+    bool keep(uint32_t expert) const;
+
     Residency residency(uint32_t expert) const { return residency_[expert]; }
     bool cached(uint32_t expert) const { return part_of_[expert] != kNone; }  // false: always resident
     const std::vector<Part>& parts() const { return parts_; }
@@ -81,7 +86,7 @@ class ExpertCache {
 
   private:
     struct PartState;
-    void add_part(uint32_t part, std::string_view policy);
+    void add_part(uint32_t part, std::string_view policy, std::span<const double> priority);
     void validate(uint32_t part) const;
     void use(const RoutedExpert& routed, uint64_t token, uint32_t tokens);
     uint32_t make_room(uint32_t part, uint32_t expert, bool demand);

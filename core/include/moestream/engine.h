@@ -49,11 +49,20 @@ class Engine {
     void end_step();
     void cancel(bool on) { cancelled_ = on; }
 
+    // From now on everything a trace needs is recorded; take_trace empties the record (`finish`: also of slabs that
+    // are still on their way). Between steps only.
+    void start_trace();
+    Recorder::Taken take_trace(bool finish);
+
+    // Lets go of the store: its memory, descriptors and threads. llama.cpp's model must be gone. Idempotent; any other
+    // call then throws Error(usage).
+    void close();
+
     static bool on_node(abi::Tensor* node, bool ask, void* engine);
     static bool on_abort(void* engine);
 
     const SlabIndex& index() const { return index_; }
-    const Store& store() const { return *store_; }
+    const Store& store() const;
     const std::optional<Failure>& failure() const;
     void clear_failure();
     uint64_t routes() const { return routes_; }
@@ -68,12 +77,14 @@ class Engine {
     void check_pass();
     void pump();
     void fail(std::string what);
+    void record_route(const abi::Tensor& ids, uint32_t bank);
 
     SlabIndex index_;
     EngineOptions options_;
     abi::Ops ops_;
     std::unique_ptr<Store> store_;
     std::unique_ptr<Predictor> predictor_;
+    std::unique_ptr<Recorder> recorder_;  // null: no trace
     std::unique_ptr<LoadScope> scope_;
     std::vector<char*> mapped_before_;     // the shards' mappings that are not of this load
     std::vector<uint32_t> bank_of_layer_;  // by layer, kNone

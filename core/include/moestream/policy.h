@@ -38,6 +38,8 @@ class Policy {
     virtual void forget(uint32_t expert) = 0;
     virtual void pin(uint32_t expert, bool pinned) = 0;
     virtual uint32_t victim(uint32_t incoming) = 0;
+    // May it stay once the matmuls that wanted it are over? False: the store gives its pages back at once.
+    virtual bool keep(uint32_t) const { return true; }
 };
 
 struct PolicyShape {
@@ -45,6 +47,7 @@ struct PolicyShape {
     uint32_t capacity = 0;               // experts that fit
     std::vector<uint32_t> bank_of;       // per expert: dense bank number inside the part, 0..banks-1
     uint32_t banks = 0;
+    std::vector<double> priority;        // per expert, what a seed says it is worth; empty: no seed
 };
 
 using PolicyFactory = std::function<std::unique_ptr<Policy>(const PolicyShape&, const std::string& argument)>;

@@ -16,6 +16,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,6 +26,8 @@
 #include "moestream/cache.h"
 #include "moestream/interpose.h"
 #include "moestream/reader.h"
+#include "moestream/recorder.h"
+#include "moestream/seeds.h"
 #include "moestream/slab_index.h"
 
 namespace moestream {
@@ -34,6 +37,14 @@ struct StoreOptions {
     std::string policy;  // "lru", "lfu-decay:16", ...
     std::string dense;   // "mapped", "mlock", "anon"
     bool direct = true;  // O_DIRECT where the file system takes it
+    std::string advice = "normal";  // `mapped`: what the kernel is told of the slabs' mapping: normal, random, sequential
+    std::string pages = "recycle";  // `arena`: where pages come from: recycle, fresh, populate, thp
+    uint64_t alignment = kPage;     // of what is read into (scratch, staging, the region modulo this), bytes
+    bool huge = false;              // scratch or staging in huge pages
+    bool speculative = false;       // a predictor is set (`mapped` then warms what it names)
+    uint64_t growth_limit = 0;      // `cow`: most private bytes before it stops itself; 0: no limit
+    std::string copy_dir;           // `shared`: where its copy of the file is made
+    Seeds seeds;
     std::function<void(const std::string&)> fallback;  // told each thing that is not as asked, one line each
     std::function<void(uint64_t done, uint64_t total)> progress;  // bytes of load_dense
 };
@@ -74,6 +85,10 @@ class Store {
     // Nothing routed is in flight: the disk would idle.
     virtual bool demand_idle() const = 0;
     virtual StoreCounters counters() const = 0;
+    // The step is over: nothing of it is needed any more until the next route.
+    virtual void end_step() {}
+    // How often each thing a mechanism promises was done ("pages moved", "advice calls"): what shows that it engaged.
+    virtual std::map<std::string, uint64_t> engagement() const { return {}; }
     // The first failure, once; cleared by clear_failure().
     virtual const std::optional<Failure>& failure() const = 0;
     virtual void clear_failure() = 0;
@@ -85,8 +100,12 @@ class Store {
     // The expert tensor at this address, or kNone: how the hook recognises our matmuls.
     virtual Place place(const void* address) const = 0;
 
+    // Where slab events go while a trace is recorded; null: nowhere.
+    void record_to(Recorder* recorder) { recorder_ = recorder; }
+
   protected:
     const SlabIndex& index_;
+    Recorder* recorder_ = nullptr;
 };
 
 using StoreFactory = std::function<std::unique_ptr<Store>(const SlabIndex&, const StoreOptions&)>;

@@ -18,7 +18,8 @@ class Gate : public Predictor {
     Gate(const SlabIndex& index, const abi::Ops& ops, uint32_t experts)
         : index_(index), ops_(ops), wanted_(experts), routers_(index.banks().size()) {}
 
-    std::span<const uint32_t> predict(uint32_t bank, const abi::Tensor* logits) override {
+    std::span<const uint32_t> predict(uint32_t bank, std::span<const RoutedExpert>, uint32_t,
+                                      const abi::Tensor* logits) override {
         if (logits == nullptr || !learn(bank, *logits)) return {};
         const abi::Tensor& input = *logits->src[1];
         if (bank + 1 >= routers_.size() || input.ne[1] != 1 || input.data == nullptr) return {};
@@ -94,7 +95,8 @@ class Gate : public Predictor {
 
 const PredictorRegistration registration(
     "gate", "the next layer's router on this layer's input; N experts a layer (default 1)",
-    [](const SlabIndex& index, const abi::Ops& ops, const std::string& argument) -> std::unique_ptr<Predictor> {
+    [](const SlabIndex& index, const abi::Ops& ops, const std::string& argument,
+       const Seeds&) -> std::unique_ptr<Predictor> {
         uint32_t count = kDefault;
         if (!argument.empty()) {
             const auto [end, error] = std::from_chars(argument.data(), argument.data() + argument.size(), count);

@@ -5,12 +5,15 @@ namespace moestream {
 namespace {
 
 struct None : Predictor {
-    std::span<const uint32_t> predict(uint32_t, const abi::Tensor*) override { return {}; }
+    std::span<const uint32_t> predict(uint32_t, std::span<const RoutedExpert>, uint32_t,
+                                      const abi::Tensor*) override {
+        return {};
+    }
 };
 
 const PredictorRegistration registration(
     "none", "no expert is read before it is routed",
-    [](const SlabIndex&, const abi::Ops&, const std::string&) { return std::make_unique<None>(); });
+    [](const SlabIndex&, const abi::Ops&, const std::string&, const Seeds&) { return std::make_unique<None>(); });
 
 }  // namespace
 }  // namespace moestream

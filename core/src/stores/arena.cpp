@@ -122,7 +122,7 @@ void ArenaStore::set_capacities(std::span<const uint32_t> capacities) {
     }
     std::vector<uint32_t> bank_of(index_.experts());
     for (uint32_t e = 0; e < bank_of.size(); ++e) bank_of[e] = index_.bank_of(e);
-    cache_ = std::make_unique<ExpertCache>(cached, std::move(bank_of), options_.policy);
+    cache_ = std::make_unique<ExpertCache>(cached, std::move(bank_of), options_.policy, options_.seeds.priority);
     free_frames_.resize(parts.size());
     uint32_t widest = 0;
     for (size_t p = 0; p < parts.size(); ++p) {
@@ -143,6 +143,7 @@ void ArenaStore::take(const Completion& completion) {
         --demand_in_flight_;
     }
     if (completion.error == 0) {
+        if (recorder_ != nullptr) recorder_->ready(expert, slot, completion.ready_ns);
         state_[completion.tag] = SlabState::present;
         forget_cached(expert, slot);
         return;
@@ -226,6 +227,10 @@ void ArenaStore::submit(uint32_t expert, uint32_t slot, Urgency urgency) {
         ++demand_in_flight_;
     }
     counters_.bytes += bytes;
+    if (recorder_ != nullptr) {
+        const auto kind = urgency == Urgency::demand ? SlabKind::demand : SlabKind::speculative;
+        recorder_->issued(expert, slot, kind, bytes, now_ns());
+    }
     reader_->submit(Read{shard.fd, t, offset, shard.base + offset, bytes}, urgency);
 }
 
@@ -289,10 +294,14 @@ bool ArenaStore::wait(uint32_t tensor) {
     const uint32_t slot = slot_of(tensor);
     for (const auto& routed : routed_) {
         const uint32_t t = tag(routed.expert, slot);
-        if (state_[t] != SlabState::reading) continue;
-        const uint64_t start = now_ns();
-        while (state_[t] == SlabState::reading) reap(true);
-        counters_.stall_ns += now_ns() - start;
+        uint64_t start = 0, waited = 0;
+        if (state_[t] == SlabState::reading) {
+            start = now_ns();
+            while (state_[t] == SlabState::reading) reap(true);
+            waited = now_ns() - start;
+            counters_.stall_ns += waited;
+        }
+        if (recorder_ != nullptr) recorder_->needed(routed.expert, slot, start != 0 ? start : now_ns(), waited);
     }
     return !failure_;
 }
@@ -300,6 +309,7 @@ bool ArenaStore::wait(uint32_t tensor) {
 void ArenaStore::drop_speculation() {
     reader_->drop_speculative([this](const Read& read) {
         state_[read.tag] = SlabState::absent;
+        if (recorder_ != nullptr) recorder_->dropped(read.tag / kSlots, read.tag % kSlots);
         counters_.bytes -= read.bytes;
     });
 }
