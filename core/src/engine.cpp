@@ -260,7 +260,7 @@ void Engine::computed(const abi::Tensor& node) {
     bank_ = bank;
     ids_ = &node;
     if (!store_->route(bank, routed_, token_, std::max(pass_tokens_, 1u))) return;
-    const auto predicted = predictor_->predict(bank, routed_, tokens, logits_);
+    const auto predicted = predictor_->predict({bank, routed_, node, logits_});
     wish_.assign(predicted.begin(), predicted.end());
     // A batch that wants most of a layer will want most of the next: read it in file order while this one computes.
     if (tokens > 1 && routed_.size() * 4 >= size_t{shape.count} * 3 && bank + 1 < index_.banks().size()) {

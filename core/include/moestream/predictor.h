@@ -18,14 +18,22 @@
 
 namespace moestream {
 
+// One bank's choice, just made. Valid for the call only.
+struct Choice {
+    uint32_t bank = 0;
+    std::span<const RoutedExpert> routed;  // distinct global experts, ascending: what the step's tokens chose together
+    const abi::Tensor& ids;                // i32 [k, tokens], each row in the router's own order, inside the bank;
+                                           // a view of a wider sort: rows are nb[1] apart
+    const abi::Tensor* logits = nullptr;   // the router's matmul node; null when it was not seen
+};
+
 class Predictor {
   public:
     virtual ~Predictor() = default;
-    // Bank `bank` has been routed to `routed` (distinct global experts, ascending) in a step of `tokens` tokens;
-    // `logits` is its router's matmul node (null when it was not seen). Returns global experts of bank + 1, the
-    // likeliest first; the span is valid until the next call. Allocates nothing after the first step.
-    virtual std::span<const uint32_t> predict(uint32_t bank, std::span<const RoutedExpert> routed, uint32_t tokens,
-                                              const abi::Tensor* logits) = 0;
+    // Called once for each choice, in the order they are made. Returns global experts, the likeliest first, of one
+    // bank: the one that is routed next, be it in this step or the first of the next. The span is valid until the
+    // next call. Allocates nothing once each bank has been routed.
+    virtual std::span<const uint32_t> predict(const Choice& choice) = 0;
 };
 
 using PredictorFactory =

@@ -2,24 +2,23 @@
 // layer's; the N likeliest experts. The residual stream changes little from layer to layer, so the guess is cheap
 // and mostly right; the first layers are the weak ones.
 #include <algorithm>
-#include <charconv>
 #include <numeric>
 #include <vector>
 
 #include "moestream/predictor.h"
+#include "predictors/history.h"
 
 namespace moestream {
 namespace {
-
-constexpr uint32_t kDefault = 1;
 
 class Gate : public Predictor {
   public:
     Gate(const SlabIndex& index, const abi::Ops& ops, uint32_t experts)
         : index_(index), ops_(ops), wanted_(experts), routers_(index.banks().size()) {}
 
-    std::span<const uint32_t> predict(uint32_t bank, std::span<const RoutedExpert>, uint32_t,
-                                      const abi::Tensor* logits) override {
+    std::span<const uint32_t> predict(const Choice& choice) override {
+        const uint32_t bank = choice.bank;
+        const abi::Tensor* logits = choice.logits;
         if (logits == nullptr || !learn(bank, *logits)) return {};
         const abi::Tensor& input = *logits->src[1];
         if (bank + 1 >= routers_.size() || input.ne[1] != 1 || input.data == nullptr) return {};
@@ -97,14 +96,7 @@ const PredictorRegistration registration(
     "gate", "the next layer's router on this layer's input; N experts a layer (default 1)",
     [](const SlabIndex& index, const abi::Ops& ops, const std::string& argument,
        const Seeds&) -> std::unique_ptr<Predictor> {
-        uint32_t count = kDefault;
-        if (!argument.empty()) {
-            const auto [end, error] = std::from_chars(argument.data(), argument.data() + argument.size(), count);
-            if (error != std::errc() || end != argument.data() + argument.size() || count == 0 || count > 64) {
-                throw Error(ErrorKind::usage, "gate:N takes a number of experts from 1 to 64, not '" + argument + "'");
-            }
-        }
-        return std::make_unique<Gate>(index, ops, count);
+        return std::make_unique<Gate>(index, ops, parse_wishes("gate", argument));
     });
 
 }  // namespace

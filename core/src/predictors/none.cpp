@@ -5,10 +5,7 @@ namespace moestream {
 namespace {
 
 struct None : Predictor {
-    std::span<const uint32_t> predict(uint32_t, std::span<const RoutedExpert>, uint32_t,
-                                      const abi::Tensor*) override {
-        return {};
-    }
+    std::span<const uint32_t> predict(const Choice&) override { return {}; }
 };
 
 const PredictorRegistration registration(
