@@ -135,16 +135,16 @@ def load(path: Path, mechanism: str, experts: int = 0, threads: int = 2, **argum
 
 def told_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:
     """Have the engine built from a table that is not the model's."""
-    from moestream import engine as engine_module
+    from moestream import assembly
 
-    real = engine_module._core.Engine
+    real = assembly._core.Engine
 
     class Core:
-        CoreError = engine_module._core.CoreError
+        CoreError = assembly._core.CoreError
 
         @staticmethod
         def Engine(**arguments: Any) -> Any:
             change(arguments)
             return real(**arguments)
 
-    monkeypatch.setattr(engine_module, "_core", Core)
+    monkeypatch.setattr(assembly, "_core", Core)

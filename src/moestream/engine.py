@@ -7,51 +7,25 @@ experts. Everything else of the parent works unchanged, because only its memory 
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import moestream._core as _core
-from moestream.binding import (
-    TESTED_VERSIONS,
-    binding_version,
-    libllama_path,
-    llama_cpp,
-    node_callback,
-    set_abort_callback,
-    wrapped_defaults,
-)
+from moestream.assembly import Progress, build_core, check_growth, give_budget, load_seeds, translate
+from moestream.binding import llama_cpp, node_callback, set_abort_callback, wrapped_defaults
 from moestream.box import Box, process_memory
 from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context
-from moestream.errors import (
-    AbiError,
-    BudgetError,
-    Cancelled,
-    EngagementError,
-    ModelError,
-    MoestreamError,
-    ReadError,
-    RefusedError,
-    UsageError,
-)
+from moestream.errors import Cancelled, EngagementError, ModelError, MoestreamError, ReadError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
-from moestream.plan import Plan, process_bytes, slab_geometry, split_budget
+from moestream.plan import Plan, process_bytes
 from moestream.recorder import NO_COUNTERS, Recorder
 from moestream.stats import Step
-from moestream.units import format_bytes, parse_size
+from moestream.trace.sink import TraceSink, open_trace, trace_meta
+from moestream.units import parse_size
 
-Progress = Callable[[int, int], None]
-
-_KINDS: dict[str, type[MoestreamError]] = {
-    "usage": UsageError,
-    "refused": RefusedError,
-    "unsupported": RefusedError,
-    "io": ReadError,
-    "abi": AbiError,
-}
 #: Arguments of the parent that would put experts where the engine cannot stream them.
 _REFUSED_ARGUMENTS = {
     "n_gpu_layers": "streamed experts stay on the CPU: leave n_gpu_layers at 0",
@@ -61,20 +35,14 @@ _REFUSED_ARGUMENTS = {
 }
 
 
-def _translate(error: Exception) -> MoestreamError:
-    kind, text = error.args if len(error.args) == 2 else ("internal", str(error))
-    if kind == "abi":
-        text += f" (found llama-cpp-python {binding_version()}; tested with {TESTED_VERSIONS}: install that)"
-    return _KINDS.get(kind, MoestreamError)(text)
-
-
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
     """A drop-in ``llama_cpp.Llama`` whose routed experts come from disk within a memory cap.
 
     ``ram`` is the cap of the whole process (``"4GiB"``, bytes; None: what the box has to spare). ``mechanism`` is a
     ``Mechanism`` or its text (None: everything in memory where it fits, else the default arena). With ``strict`` a
-    mechanism that does not engage as asked is an EngagementError instead of an entry of ``fallbacks``. All other
-    arguments are the parent's. ``n_batch`` is cut when the budget cannot hold a batch's experts.
+    mechanism that does not engage as asked is an EngagementError instead of an entry of ``fallbacks``. ``trace``: a
+    Parquet file to write (or a TraceSink), closed with the model. ``i_know`` runs ``cow`` without an enforced cap. All
+    other arguments are the parent's. ``n_batch`` is cut when the budget cannot hold a batch's experts.
 
     Raises ModelError, BudgetError, AbiError, UsageError, EngagementError; while running ReadError and Cancelled.
     Not thread-safe, as the parent; ``cancel`` may be called from any thread.
@@ -89,6 +57,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         mechanism: str | Mechanism | None = None,
         *,
         strict: bool = False,
+        i_know: bool = False,
+        trace: str | Path | TraceSink | None = None,
         on_progress: Progress | None = None,
         _interpose: bool = True,
         _expert_bytes: int | None = None,
@@ -97,6 +67,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         start = time.perf_counter()
         self._engine: Any = None
         self._recorder: Recorder | None = None
+        self._trace: TraceSink | None = None
         self._generating = False
         self._cancelled = False
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
@@ -108,11 +79,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if isinstance(mechanism, str):
             mechanism = Mechanism.parse(mechanism)
         cap = parse_size(ram) if ram is not None else None
-        if not self.model_info.is_moe:
-            self._load_dense(cap, mechanism, arguments)
-        else:
-            self._load_streamed(cap, mechanism, strict, on_progress, _interpose, arguments)
-        self._record_steps()
+        if mechanism is not None:
+            check_growth(mechanism, Box(), i_know)
+        # Before the memory is measured: what writes a trace takes some.
+        sink = open_trace(trace, self.model_info) if trace is not None else None
+        try:
+            if not self.model_info.is_moe:
+                self._load_dense(cap, mechanism, arguments)
+            else:
+                self._load_streamed(cap, mechanism, strict, on_progress, _interpose, arguments)
+            self._record_steps(sink)
+        except BaseException:
+            if sink is not None:
+                sink.discard()
+            raise
         self.load_stats = {"seconds": time.perf_counter() - start, "bytes_read": self._load_bytes()}
 
     # -- loading ------------------------------------------------------------------------------------------------
@@ -141,11 +121,23 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if arguments.get("use_mmap") is False:
             raise UsageError("use_mmap=False: the experts' addresses come from the mapping; leave it at True")
         self.plan = self._make_plan(cap, mechanism, arguments)
-        self.mechanism = self.plan.mechanism
-        self._engine = self._make_engine(strict, on_progress, interpose)
+        self._engine, self.mechanism = build_core(
+            self.model_info,
+            self.plan,
+            load_seeds(self.plan.mechanism, self.model_info),
+            strict=strict,
+            interpose=interpose,
+            on_progress=on_progress,
+            fallbacks=self.fallbacks,
+        )
         self._load_parent(arguments)
         try:
-            self._give_budget()
+            n_batch = self.plan.n_batch
+            self.plan = give_budget(
+                self._engine, self.model_info, self.plan, self._expert_limit, self.fallbacks
+            )
+            if self.plan.n_batch < n_batch:  # the parent feeds at most this many tokens a step
+                self.n_batch = min(self.n_batch, self.plan.n_batch)
             if strict and self.fallbacks:
                 raise EngagementError("not as asked (--strict): " + "; ".join(self.fallbacks))
         except BaseException:
@@ -174,40 +166,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             arguments["n_batch"] = arguments["n_ubatch"] = plan.n_batch
         return plan
 
-    def _make_engine(self, strict: bool, on_progress: Progress | None, interpose: bool) -> Any:
-        model, mechanism = self.model_info, self.mechanism
-        assert mechanism is not None
-        trunk = model.n_layers - model.n_mtp_layers
-
-        def build(reader: str) -> Any:
-            return _core.Engine(
-                shards=[(str(shard.path), shard.bytes) for shard in model.shards],
-                tensors=core_tensors(model),
-                layers=[bank.layer for bank in model.banks],
-                optional_banks=[bank.layer >= trunk or bank.kind != "routed" for bank in model.banks],
-                libllama=libllama_path(),
-                store=mechanism.store,
-                reader=reader,
-                policy=mechanism.policy,
-                predictor=mechanism.predictor,
-                dense=mechanism.dense,
-                direct=mechanism.variant != "buffered",
-                interpose=interpose,
-                fallback=self.fallbacks.append,
-                progress=on_progress or (lambda done, total: None),
-            )
-
-        try:
-            return build(mechanism.reader)
-        except _core.CoreError as error:
-            if error.args[0] != "unsupported":
-                raise _translate(error) from None
-            if strict:
-                raise EngagementError(f"not as asked (--strict): {error.args[1]}") from None
-            self.mechanism = dataclasses.replace(mechanism, reader="threads:4")
-            self.fallbacks.append(f"{error.args[1]}: threads:4 instead of {mechanism.reader}")
-            return build("threads:4")
-
     def _load_parent(self, arguments: dict[str, Any]) -> None:
         """The parent's constructor with its parameters completed and its mappings answered by the store."""
         engine = self._engine
@@ -234,7 +192,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 engine.end_load(loaded)
         except _core.CoreError as error:
             self.close()
-            raise _translate(error) from None
+            raise translate(error) from None
         except ValueError as error:
             self.close()
             raise ModelError(f"llama.cpp cannot load {self.model_info.paths[0]}: {error}") from None
@@ -243,60 +201,19 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             raise
         set_abort_callback(self._ctx.ctx, engine.abort_callback, engine.address)
 
-    def _give_budget(self) -> None:
-        """Measure what the process uses now and give the rest of the cap to experts."""
-        assert self.plan is not None
-        if self.plan.mechanism.store != "arena":
-            return
-        geometry = slab_geometry(self.model_info)
-        used = process_memory().anon_bytes
-        # The compute buffers are reserved but not yet touched; everything else of the context is.
-        budget = self.plan.cap_bytes - used - self.plan.compute_bytes - self.plan.margin_bytes
-        wanted = min(budget, geometry.frame_bytes_total)
-        if self._expert_limit is not None:
-            wanted = min(wanted, self._expert_limit)
-        n_batch = self.plan.n_batch
-        # The plan estimated; where the process turned out larger, smaller steps need fewer experts at once.
-        while n_batch > 1 and geometry.bytes_of(geometry.smallest(n_batch)) > wanted:
-            n_batch //= 2
-        try:
-            capacities = split_budget(geometry, wanted, n_batch)
-        except BudgetError as error:
-            lacking = geometry.bytes_of(geometry.smallest(1)) - budget
-            raise BudgetError(
-                f"after loading, {format_bytes(used)} of the cap of {format_bytes(self.plan.cap_bytes)} are in use "
-                f"and too little is left for experts: {error}",
-                self.plan.cap_bytes + lacking,
-            ) from None
-        # The parent feeds at most this many tokens a step.
-        if n_batch < self.plan.n_batch:
-            self.n_batch = min(self.n_batch, n_batch)
-        huge_before = process_memory().huge_bytes
-        try:
-            self._engine.set_capacities(capacities)
-        except _core.CoreError as error:
-            raise _translate(error) from None
-        expert_bytes = geometry.bytes_of(capacities)
-        huge = process_memory().huge_bytes - huge_before
-        if huge < expert_bytes // 2:
-            self.fallbacks.append(
-                f"huge pages hold {format_bytes(max(huge, 0))} of the {format_bytes(expert_bytes)} for experts: "
-                "reads come in more, smaller pieces (see /sys/kernel/mm/transparent_hugepage)"
-            )
-        dense = self._engine.counters["dense_bytes"]
-        self.plan = dataclasses.replace(
-            self.plan,
-            expert_bytes=expert_bytes,
-            capacities=tuple(capacities),
-            n_batch=n_batch,
-            other_bytes=max(0, used - dense - self.plan.kv_bytes),
-        )
-
     # -- running ------------------------------------------------------------------------------------------------
 
-    def _record_steps(self) -> None:
+    def _record_steps(self, sink: TraceSink | None) -> None:
         engine = self._engine
         self._recorder = Recorder((lambda: engine.counters) if engine is not None else (lambda: NO_COUNTERS))
+        if sink is not None and engine is not None:
+            assert self.plan is not None
+            sink.begin(trace_meta(self.model_info, self.plan, str(self.mechanism), self.fallbacks))
+            engine.start_trace()
+            self._trace = sink
+            self._recorder.on_step = lambda number, phase, step: sink.step(
+                number, phase, step, engine.take_trace()
+            )
         context = self._ctx
         for name in ("decode", "encode"):
             setattr(context, name, self._recorded(getattr(context, name)))
@@ -394,25 +311,23 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             for name in ("decode", "encode"):
                 if name in vars(self._ctx):
                     delattr(self._ctx, name)
-        if hasattr(self, "_stack"):
-            super().close()
-        # llama.cpp's tensors point into the store's regions: it goes only after them.
-        self._engine = None
+        engine, sink = self._engine, self._trace
+        self._engine = self._trace = None
+        try:
+            if sink is not None:
+                sink.close(engine.take_trace(finish=True))
+        finally:
+            if hasattr(self, "_stack"):
+                super().close()
+            # llama.cpp's tensors point into the store's regions: it goes only after them.
+            if engine is not None:
+                engine.close()
 
     def __enter__(self) -> Llama:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def core_tensors(model: Model) -> list[tuple[str, int, int, int, int, int]]:
-    """The expert tensors as the core takes them: name, bank, shard, offset, slab_bytes, count."""
-    return [
-        (tensor.name, tensor.bank, tensor.shard, tensor.offset, tensor.slab_bytes, tensor.count)
-        for bank in model.banks
-        for tensor in bank.tensors
-    ]
 
 
 def _outputs(arguments: dict[str, Any]) -> int:

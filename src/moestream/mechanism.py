@@ -1,65 +1,32 @@
 """A mechanism: which store, reader, policy, predictor and dense placement do the work, as one value.
 
-Its canonical text is ``store[/variant]+reader+policy+predictor+dense``; every result stores it. Only this
-module parses and prints it. It knows the vocabulary and which members go together, not what they do.
+Its canonical text is ``store[/variant...]+reader[+background:N]+policy+predictor+dense``; every result stores it.
+Only this module parses and prints it. It knows the vocabulary and which members go together, not what they do.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from moestream.errors import MechanismError
-
-
-@dataclass(frozen=True)
-class Member:
-    """One member of a family. ``argument``: what the number after the colon counts, '' when it takes none."""
-
-    help: str
-    argument: str = ""
-    default: int = 0
-    lowest: int = 1
-    highest: int = 0
-
-
-_QUEUE = {
-    "uring": Member("io_uring by raw system calls", "reads in flight", 8, 1, 1024),
-    "threads": Member("a pool of pread threads", "threads", 4, 1, 64),
-    "sync": Member("pread by the thread that needs the bytes"),
-}
-_WARMERS = {
-    "fault": Member("page faults bring the bytes, as in stock llama.cpp"),
-    "willneed": Member("MADV_WILLNEED for each routed slab"),
-    "pread": Member("pread of each routed slab into scratch, to warm the page cache"),
-    "pread+willneed": Member("MADV_WILLNEED, then pread into scratch"),
-}
-_STORES = {
-    "resident": Member("everything read into memory at load: the compute ceiling"),
-    "mapped": Member("the file mapped without MAP_POPULATE: the kernel's page cache is the cache"),
-    "arena": Member("a fixed set of pages, moved to wherever the next expert must appear"),
-}
-_POLICIES = {
-    "none": Member("nothing is kept on purpose: an arena reuses frames in the order they were filled"),
-    "lru": Member("the expert unused for the longest time leaves"),
-    "lru-layer": Member("lru inside an equal share for each layer"),
-    "lfu-decay": Member(
-        "the expert of the lowest decayed use count leaves", "half-life in tokens", 16, 1, 10**6
-    ),
-}
-_PREDICTORS = {
-    "none": Member("nothing is read early"),
-    "gate": Member("the next layer's router on this layer's input", "experts a layer", 1, 1, 64),
-}
-_DENSE = {
-    "mapped": Member("in the file mapping, as in stock llama.cpp"),
-    "mlock": Member("locked in memory"),
-    "anon": Member("in anonymous memory, read once at load"),
-}
-_VARIANTS = {
-    "direct": Member("O_DIRECT reads"),
-    "buffered": Member("reads through the page cache, dropped after"),
-}
+from moestream.members import (
+    BACKGROUND,
+    DENSE,
+    ELSEWHERE,
+    FAMILIES,
+    GROUPS,
+    MOST_PIECES,
+    POLICIES,
+    PREDICTORS,
+    QUEUE,
+    STORES,
+    VARIANTS,
+    WARMERS,
+    Member,
+)
 
 
 @dataclass(frozen=True)
@@ -70,45 +37,81 @@ class _Grammar:
     policies: dict[str, Member]
     predictors: dict[str, Member]
     dense: dict[str, Member]
-    variants: tuple[str, ...]
     defaults: tuple[str, str, str, str]  # reader, policy, predictor, dense
 
 
-_ANON = {name: _DENSE[name] for name in ("anon", "mlock")}
-_NONE = {"none": _POLICIES["none"]}
+def _only(family: dict[str, Member], *names: str) -> dict[str, Member]:
+    return {name: family[name] for name in names}
+
+
+_IN_FILE = _only(DENSE, "mapped", "mlock")
 _GRAMMAR = {
-    "resident": _Grammar(_QUEUE, _NONE, _NONE, _ANON, (), ("uring:8", "none", "none", "anon")),
-    "mapped": _Grammar(_WARMERS, _NONE, _NONE, _DENSE, (), ("fault", "none", "none", "mapped")),
+    "resident": _Grammar(
+        QUEUE,
+        _only(POLICIES, "none"),
+        _only(PREDICTORS, "none"),
+        _only(DENSE, "anon", "mlock"),
+        ("uring:8", "none", "none", "anon"),
+    ),
+    "mapped": _Grammar(
+        WARMERS,
+        _only(POLICIES, "none", "dontneed"),
+        PREDICTORS,
+        DENSE,
+        ("fault", "none", "none", "mapped"),
+    ),
     "arena": _Grammar(
-        _QUEUE,
-        _POLICIES,
-        _PREDICTORS,
-        _ANON,
-        ("direct", "buffered"),
+        QUEUE,
+        POLICIES,
+        PREDICTORS,
+        _only(DENSE, "anon", "mlock"),
         ("uring:8", "lfu-decay:16", "none", "anon"),
     ),
+    "cow": _Grammar(
+        QUEUE,
+        {name: member for name, member in POLICIES.items() if name != "dontneed"},
+        _only(PREDICTORS, "none"),
+        _IN_FILE,
+        ("sync", "lru", "none", "mapped"),
+    ),
+    "shared": _Grammar(
+        QUEUE,
+        {name: member for name, member in POLICIES.items() if name != "dontneed"},
+        _only(PREDICTORS, "none"),
+        _IN_FILE,
+        ("sync", "lru", "none", "mapped"),
+    ),
 }
-_FAMILIES = {"reader": _QUEUE | _WARMERS, "policy": _POLICIES, "predictor": _PREDICTORS, "dense": _DENSE}
+_PARTS = ("reader", "policy", "predictor", "dense")
 _REASONS = {
     ("resident", "policy"): "nothing ever leaves a resident store",
     ("resident", "predictor"): "nothing is read after the load of a resident store",
     ("mapped", "policy"): "the kernel's page cache decides what stays in a mapped store",
-    ("mapped", "predictor"): "a mapped store reads nothing of its own early",
     ("resident", "dense"): "its dense bytes are read into anonymous memory",
     ("arena", "dense"): "its dense bytes are read into anonymous memory",
+    ("cow", "policy"): "what was copied stays",
+    ("cow", "predictor"): "it reads when a route says so and not before",
+    ("cow", "dense"): "its dense bytes stay in the file mapping",
+    ("shared", "policy"): "what was written stays until the kernel writes it back",
+    ("shared", "predictor"): "it reads when a route says so and not before",
+    ("shared", "dense"): "its dense bytes stay in the file mapping",
 }
+#: Of a path in a mechanism's text: what would end it.
+_ESCAPED = {"%": "%25", "+": "%2B", ",": "%2C"}
 
 
 @dataclass(frozen=True)
 class Mechanism:
     """One combination; every part is canonical text (``uring:8``, never ``uring``).
 
-    ``variant`` is ``direct`` or ``buffered`` for an arena and '' for the other stores. A value built by hand
-    from members that do not go together raises MechanismError, like ``parse``.
+    ``variants`` holds the words that differ from the store's defaults, in canonical order. ``reader`` ends in
+    ``+background:N`` where worker threads do the asking. A file's name stands as it is; only the text escapes ``+``,
+    ``,`` and ``%`` in it. A value built by hand from members that do not go together raises MechanismError, like
+    ``parse``.
     """
 
     store: str
-    variant: str
+    variants: tuple[str, ...]
     reader: str
     policy: str
     predictor: str
@@ -116,9 +119,10 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         grammar = _grammar(self.store)
-        _check_variant(self.store, self.variant)
+        object.__setattr__(self, "variants", _canonical_variants(self.store, self.variants))
+        reader, background = _split_background(self.reader)
         for family, part, members in (
-            ("reader", self.reader, grammar.readers),
+            ("reader", reader, grammar.readers),
             ("policy", self.policy, grammar.policies),
             ("predictor", self.predictor, grammar.predictors),
             ("dense", self.dense, grammar.dense),
@@ -127,10 +131,25 @@ class Mechanism:
             if name not in members:
                 raise MechanismError(_refusal(self.store, family, part, members))
             object.__setattr__(self, family, _with_argument(name, argument if colon else None, members[name]))
+        asks = self.store == "mapped" and self.reader != "fault"
+        if background and not asks:
+            raise MechanismError(
+                f"{background} needs a reader of the mapped store that asks for slabs, such as "
+                f"mapped+willneed+{background}: {self.store}+{self.reader} has none"
+            )
+        if background:
+            name, colon, argument = background.partition(":")
+            text = _with_argument(name, argument if colon else None, BACKGROUND[name])
+            object.__setattr__(self, "reader", f"{self.reader}+{text}")
+        if self.store == "mapped" and self.predictor != "none" and not asks:
+            raise MechanismError(
+                f"mapped+fault cannot have predictor {self.predictor!r}: it asks for nothing "
+                "(mapped+willneed does)"
+            )
 
     def __str__(self) -> str:
-        variant = "/buffered" if self.variant == "buffered" else ""
-        return "+".join((self.store + variant, self.reader, self.policy, self.predictor, self.dense))
+        parts = (self.reader, _escaped(self.policy), _escaped(self.predictor), self.dense)
+        return "+".join(("/".join((self.store, *self.variants)), *parts))
 
     @classmethod
     def parse(cls, text: str) -> Mechanism:
@@ -138,12 +157,8 @@ class Mechanism:
         store's defaults); of two ``none`` the first is the policy. Raises MechanismError that names the nearest
         known words."""
         head, *parts = [part.strip() for part in text.strip().split("+")]
-        store, slash, variant = head.partition("/")
+        store, *variants = head.split("/")
         grammar = _grammar(store)
-        if not slash:
-            variant = grammar.variants[0] if grammar.variants else ""
-        elif variant not in grammar.variants:
-            raise MechanismError(_unknown_variant(store, variant))
         chosen: dict[str, str] = {}
         nones = 0
         for part in _joined(parts):
@@ -154,22 +169,57 @@ class Mechanism:
             if family in chosen:
                 both = f"{chosen[family]} and {part}"
                 raise MechanismError(f"mechanism {text!r} names two members for {family}: {both}")
-            chosen[family] = part
+            chosen[family] = unquote(part) if family in ("policy", "predictor") else part
         for _ in range(nones):
             free = [family for family in ("policy", "predictor") if family not in chosen]
             if not free:
                 raise MechanismError(f"a 'none' too many in {text!r}: only policy and predictor can be none")
             chosen[free[0]] = "none"
-        names = ("reader", "policy", "predictor", "dense")
-        return cls(store, variant, *(chosen.get(f, d) for f, d in zip(names, grammar.defaults, strict=True)))
+        reader, *rest = (chosen.get(f, d) for f, d in zip(_PARTS, grammar.defaults, strict=True))
+        if "background" in chosen:
+            reader += "+" + chosen["background"]
+        return cls(store, tuple(variants), reader, *rest)
+
+    def has(self, variant: str) -> bool:
+        """Is the variant named or the default of its group?"""
+        for group in GROUPS[self.store]:
+            if variant in group:
+                return variant in self.variants or (
+                    group[0] == variant and not any(word in self.variants for word in group)
+                )
+        return False
+
+    def one_of(self, *group: str) -> str:
+        """Which of a group's variants holds; the first where the store has no such group."""
+        return next((word for word in group if self.has(word)), group[0])
+
+    @property
+    def cached(self) -> bool:
+        """Does the engine itself keep a set of experts of a named size?"""
+        return self.store in ("arena", "cow", "shared")
+
+    def file_of(self, family: str) -> str | None:
+        """The file behind the colon of the policy or predictor; None where it takes none."""
+        name, _, argument = str(getattr(self, family)).partition(":")
+        known = FAMILIES[family][name].argument
+        return argument if known is not None and known.file else None
+
+
+def _split_background(reader: str) -> tuple[str, str]:
+    head, plus, last = reader.rpartition("+")
+    if plus and last.partition(":")[0] in BACKGROUND:
+        return head, last
+    return reader, ""
 
 
 def _joined(parts: list[str]) -> list[str]:
-    """``pread`` followed by ``willneed`` is one reader."""
+    """``pread`` and ``willneed`` side by side are one reader; either may carry its argument."""
     joined: list[str] = []
     for part in parts:
-        if joined and {joined[-1], part} == {"pread", "willneed"}:
-            joined[-1] = "pread+willneed"
+        name, colon, argument = part.partition(":")
+        last, last_colon, last_argument = joined[-1].partition(":") if joined else ("", "", "")
+        if {last, name} == {"pread", "willneed"} and not (colon and last_colon):
+            joined[-1] = "pread+willneed" + (colon or last_colon) + (argument or last_argument)
         else:
             joined.append(part)
     return joined
@@ -182,36 +232,49 @@ def _grammar(store: str) -> _Grammar:
     return _GRAMMAR[store]
 
 
-def _check_variant(store: str, variant: str) -> None:
-    known = _GRAMMAR[store].variants
-    if variant not in (known or ("",)):
-        raise MechanismError(_unknown_variant(store, variant))
-
-
-def _unknown_variant(store: str, variant: str) -> str:
-    known = _GRAMMAR[store].variants
-    if not known:
-        return f"store {store} has no variants, not {variant!r} (the arena has: {', '.join(_VARIANTS)})"
-    nearest = _nearest(variant, list(known))
-    return f"unknown variant {variant!r} of {store}{nearest} (known: {', '.join(known)})"
+def _canonical_variants(store: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words that differ from the defaults, each group's at most once, in the groups' order."""
+    known = [word for group in GROUPS[store] for word in group if word]
+    for word in words:
+        if word not in known:
+            if not known:
+                raise MechanismError(f"store {store} has no variants, not {word!r} (the arena has some)")
+            raise MechanismError(
+                f"unknown variant {word!r} of {store}{_nearest(word, known)} (known: {', '.join(known)})"
+            )
+    chosen = []
+    for group in GROUPS[store]:
+        named = list(dict.fromkeys(word for word in words if word in group))
+        if len(named) > 1:
+            raise MechanismError(f"store {store} cannot be both {named[0]} and {named[1]}")
+        chosen += [word for word in named if word != group[0]]
+    return tuple(chosen)
 
 
 def _family(part: str) -> str:
     name = part.partition(":")[0]
-    for family, members in _FAMILIES.items():
-        if name in members:
+    for family, members in FAMILIES.items():
+        if family not in ("store", "variant") and name in members:
             return family
-    words = list(dict.fromkeys(word for members in _FAMILIES.values() for word in members))
-    if name in _STORES:
+    words = [
+        word for family, members in FAMILIES.items() if family not in ("store", "variant") for word in members
+    ]
+    if name in STORES:
         raise MechanismError(f"a mechanism names its store once and first, not again as {part!r}")
+    if name in ELSEWHERE:
+        raise MechanismError(ELSEWHERE[name])
+    if name in VARIANTS:
+        raise MechanismError(f"{part!r} is a variant of a store: it follows the store after a slash")
     nearest = _nearest(name, words)
-    raise MechanismError(f"unknown part {part!r} of a mechanism{nearest} (known: {', '.join(words)})")
+    raise MechanismError(
+        f"unknown part {part!r} of a mechanism{nearest} (known: {', '.join(dict.fromkeys(words))})"
+    )
 
 
 def _refusal(store: str, family: str, part: str, members: dict[str, Member]) -> str:
     name = part.partition(":")[0]
     known = ", ".join(members)
-    if name not in _FAMILIES[family]:
+    if name not in FAMILIES[family]:
         return f"unknown {family} {part!r}{_nearest(name, list(members))} (store {store} takes: {known})"
     reason = _REASONS.get((store, family), "that reader belongs to another store")
     return f"store {store} cannot have {family} {part!r}: {reason} (it takes: {known})"
@@ -222,31 +285,47 @@ def _nearest(word: str, known: list[str]) -> str:
     return f": did you mean {' or '.join(close)}?" if close else ""
 
 
-def _with_argument(name: str, argument: str | None, member: Member) -> str:
-    """Canonical ``name`` or ``name:number``; MechanismError when the number is not one or out of range."""
-    if not member.argument:
-        if argument is not None:
-            raise MechanismError(f"{name} takes no number, not {name}:{argument}")
-        return name
+def _escaped(part: str) -> str:
+    name, colon, argument = part.partition(":")
+    return name + colon + re.sub("[%+,]", lambda match: _ESCAPED[match[0]], argument)
+
+
+def _with_argument(name: str, text: str | None, member: Member) -> str:
+    """Canonical ``name`` or ``name:argument``; MechanismError when the argument is missing, wrong or out of range."""
+    argument = member.argument
     if argument is None:
-        return f"{name}:{member.default}"
-    digits = argument.isascii() and argument.isdigit() and len(argument) < 10
-    if not digits or not member.lowest <= int(argument) <= member.highest:
-        allowed = f"{member.lowest} to {member.highest}"
-        raise MechanismError(f"{name}:{argument[:20]}: {member.argument} must be a whole number, {allowed}")
-    return f"{name}:{int(argument)}"
+        if text is not None:
+            raise MechanismError(f"{name} takes no number, not {name}:{text[:20]}")
+        return name
+    if argument.file:
+        if not text:
+            raise MechanismError(f"{name} needs a file, {argument.what}: {name}:FILE")
+        return f"{name}:{text}"
+    if argument.choices:
+        word = argument.choices[0] if text is None else text
+        if word not in argument.choices:
+            raise MechanismError(
+                f"{name}:{word[:20]}: {argument.what} is one of {', '.join(argument.choices)}"
+            )
+        return f"{name}:{word}"
+    number, times, pieces = ("", "", "") if text is None else text.partition("x")
+    count = argument.default if text is None else _whole(number, argument.lowest, argument.highest)
+    parts = _whole(pieces, 1, MOST_PIECES) if times and argument.pieces else (None if times else 1)
+    if count is None or parts is None:
+        shape = f" (or NxS: each slab in S pieces, 1 to {MOST_PIECES})" if argument.pieces else ""
+        raise MechanismError(
+            f"{name}:{(text or '')[:20]}: {argument.what} must be a whole number, "
+            f"{argument.lowest} to {argument.highest}{shape}"
+        )
+    if name in WARMERS and count == parts == 1:  # one thread, whole slabs: the plain member
+        return name
+    return f"{name}:{count}" + (f"x{parts}" if parts > 1 else "")
 
 
-def members() -> dict[str, dict[str, Member]]:
-    """Every family's members by name, for documentation."""
-    return {
-        "store": dict(_STORES),
-        "variant": dict(_VARIANTS),
-        "reader": dict(_FAMILIES["reader"]),
-        "policy": dict(_POLICIES),
-        "predictor": dict(_PREDICTORS),
-        "dense": dict(_DENSE),
-    }
+def _whole(digits: str, lowest: int, highest: int) -> int | None:
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
+        return None
+    return int(digits) if lowest <= int(digits) <= highest else None
 
 
 #: What runs when nothing is asked for and the model is larger than the memory named.

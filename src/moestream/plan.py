@@ -293,7 +293,7 @@ def make_plan(
     warnings = _warnings(
         mechanism, cap_bytes, available + base_bytes, expert_bytes, demand, n_batch, n_ubatch
     )
-    whole = geometry.frame_bytes_total if mechanism.store == "arena" else model.expert_bytes
+    whole = geometry.frame_bytes_total if mechanism.cached else model.expert_bytes
     share = min(1.0, expert_bytes / max(1, whole))
     speed = _speed(demand, share, disk_bytes_per_s, compute_s_per_token, reasons)
     return Plan(
@@ -324,6 +324,10 @@ def _need(model: Model, geometry: Geometry, mechanism: Mechanism, process: int) 
         return _Need(dense, geometry.boundary_bytes, lowest, process, margin)
     if mechanism.store == "resident":
         return _Need(model.dense_bytes, 0, model.expert_bytes, process, margin)
+    if mechanism.cached:  # a budget of experts; the dense bytes are clean pages of the file, unless locked
+        lowest = geometry.bytes_of(geometry.smallest(1))
+        locked = mechanism.dense == "mlock"
+        return _Need(dense * locked, geometry.boundary_bytes * locked, lowest, process, margin)
     if mechanism.dense == "mapped":  # clean pages the kernel can drop: nothing has to fit
         return _Need(0, 0, 0, process, margin)
     return _Need(dense, geometry.boundary_bytes, 0, process, margin)
@@ -345,7 +349,7 @@ def _experts(
     model: Model, geometry: Geometry, mechanism: Mechanism, left: int, n_ubatch: int
 ) -> tuple[tuple[int, ...], int, int]:
     """Capacities, the largest step, and the bytes of experts for what is left of a cap."""
-    if mechanism.store != "arena":
+    if not mechanism.cached:
         return (), n_ubatch, min(left, model.expert_bytes)
     n_batch, too_many = 1, n_ubatch + 1
     while n_batch + 1 < too_many:

@@ -62,7 +62,8 @@ class Phases:
 class Recorder:
     """Keeps the steps of the last call and all since load. Not thread-safe: one decode at a time.
 
-    ``reading_prompt``: what the next steps are; the owner sets it.
+    ``reading_prompt``: what the next steps are; the owner sets it. ``on_step`` is told each step's number since load,
+    its phase and what it did.
     """
 
     def __init__(self, counters: Callable[[], dict[str, int]]) -> None:
@@ -70,6 +71,8 @@ class Recorder:
         self.last = Phases()
         self.all = Phases()
         self.reading_prompt = True
+        self.on_step: Callable[[int, str, Step], None] | None = None
+        self._count = 0
 
     def begin_call(self) -> None:
         self.last = Phases()
@@ -78,6 +81,7 @@ class Recorder:
     def stop(self) -> None:
         """Record no more: lets go of what the counters belong to, keeps the steps."""
         self._counters = dict
+        self.on_step = None
 
     def measure(self, tokens: int, run: Callable[[], Any]) -> Any:
         """Run one step and record it, whether it succeeds or not."""
@@ -115,3 +119,6 @@ class Recorder:
                 if len(steps) >= MAX_STEPS:
                     del steps[: MAX_STEPS // 2]
                 steps.append(step)
+            if self.on_step is not None:
+                self.on_step(self._count, "prefill" if self.reading_prompt else "decode", step)
+            self._count += 1

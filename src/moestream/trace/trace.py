@@ -7,11 +7,13 @@ numbers inside the bank, in the router's own order. ``wishes`` are the experts t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from moestream.stats import Step
 
 Int = NDArray[np.int64]
 
@@ -122,13 +124,30 @@ class Trace:
 
 
 class TraceBuilder:
-    """Collects steps into a Trace. ``add`` takes what TraceWriter takes."""
+    """Collects steps into a Trace: a TraceSink that keeps everything in memory."""
 
-    def __init__(self, meta: dict[str, Any]) -> None:
-        self.meta = meta
+    def __init__(self, meta: dict[str, Any] | None = None) -> None:
+        self.meta = meta or {}
         self._routes: list[dict[str, Any]] = []
         self._slabs: list[dict[str, Any]] = []
         self._steps: dict[str, list[Any]] = {}
+
+    def begin(self, meta: dict[str, Any]) -> None:
+        self.meta = meta
+
+    def step(self, index: int, phase: str, step: Step, events: Mapping[str, Any]) -> None:
+        self.add(index, phase, asdict(step), events)
+
+    def close(self, events: Mapping[str, Any] | None = None) -> None:
+        """``events``: the slabs that no step has finished."""
+        if events is not None and self._slabs:
+            slabs = {name.removeprefix("slab_"): events[name] for name in EVENTS[8:]}
+            self._slabs.append({**slabs, "step": self._slabs[-1]["step"]})
+
+    def discard(self) -> None:
+        self._routes.clear()
+        self._slabs.clear()
+        self._steps.clear()
 
     def add(self, index: int, phase: str, step: Mapping[str, Any], events: Mapping[str, Any]) -> None:
         """One step: its number, 'prefill' or 'decode', the fields of its ``Step``, the arrays of EVENTS."""

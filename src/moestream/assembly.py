@@ -1,0 +1,188 @@
+"""What a load is put together from: the core's engine for a mechanism, and the budget it is given at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import moestream._core as _core
+from moestream.binding import TESTED_VERSIONS, binding_version, libllama_path
+from moestream.box import Box, process_memory
+from moestream.errors import (
+    AbiError,
+    BudgetError,
+    EngagementError,
+    MoestreamError,
+    ReadError,
+    RefusedError,
+    UsageError,
+)
+from moestream.mechanism import Mechanism
+from moestream.model import Model
+from moestream.plan import Plan, slab_geometry, split_budget
+from moestream.units import format_bytes
+
+Progress = Callable[[int, int], None]
+
+_KINDS: dict[str, type[MoestreamError]] = {
+    "usage": UsageError,
+    "refused": RefusedError,
+    "unsupported": RefusedError,
+    "io": ReadError,
+    "abi": AbiError,
+}
+_ALIGNMENTS = {"align4k": 4 << 10, "align16k": 16 << 10, "align2m": 2 << 20}
+#: The reader that every box has, where the one asked for is refused.
+_FALLBACK_READER = "threads:4"
+
+
+def translate(error: Exception) -> MoestreamError:
+    """The core's error as one of ours."""
+    kind, text = error.args if len(error.args) == 2 else ("internal", str(error))
+    if kind == "abi":
+        text += f" (found llama-cpp-python {binding_version()}; tested with {TESTED_VERSIONS}: install that)"
+    return _KINDS.get(kind, MoestreamError)(text)
+
+
+def core_tensors(model: Model) -> list[tuple[str, int, int, int, int, int]]:
+    """The expert tensors as the core takes them: name, bank, shard, offset, slab_bytes, count."""
+    return [
+        (tensor.name, tensor.bank, tensor.shard, tensor.offset, tensor.slab_bytes, tensor.count)
+        for bank in model.banks
+        for tensor in bank.tensors
+    ]
+
+
+def cache_directory() -> Path:
+    """Where this program may keep files of its own: ``$XDG_CACHE_HOME/moestream``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moestream"
+
+
+def check_growth(mechanism: Mechanism, box: Box, i_know: bool) -> None:
+    """Raises RefusedError for a mechanism whose memory grows without bound where nothing would stop it."""
+    if mechanism.store == "cow":
+        from moestream.guard import check_cow
+
+        check_cow(mechanism, box, i_know)
+
+
+def load_seeds(mechanism: Mechanism, model: Model) -> dict[str, Any]:
+    """What the files that a mechanism names hold, as ``_core.Engine`` takes it; empty where it names none. Raises
+    RefusedError for a file of another model."""
+    policy, predictor = mechanism.file_of("policy"), mechanism.file_of("predictor")
+    if policy is None and predictor is None:
+        return {}
+    from moestream import seeds
+
+    found: dict[str, Any] = {}
+    if policy is not None:
+        found["priority"] = seeds.load_priorities(policy, model.identity)
+    if predictor is not None:
+        name = mechanism.predictor.partition(":")[0]
+        found |= {"ridge": seeds.load_ridge, "oracle": seeds.load_oracle}[name](predictor, model.identity)
+    return found
+
+
+def build_core(
+    model: Model,
+    plan: Plan,
+    seeds: dict[str, Any],
+    *,
+    strict: bool,
+    interpose: bool,
+    on_progress: Progress | None,
+    fallbacks: list[str],
+) -> tuple[Any, Mechanism]:
+    """The core's engine for a plan, and the mechanism it got: a reader this box refuses is replaced, which is said
+    in ``fallbacks``, or with ``strict`` an EngagementError. Raises RefusedError, AbiError, UsageError."""
+    mechanism = plan.mechanism
+    trunk = model.n_layers - model.n_mtp_layers
+
+    def build(reader: str) -> Any:
+        return _core.Engine(
+            shards=[(str(shard.path), shard.bytes) for shard in model.shards],
+            tensors=core_tensors(model),
+            layers=[bank.layer for bank in model.banks],
+            optional_banks=[bank.layer >= trunk or bank.kind != "routed" for bank in model.banks],
+            libllama=libllama_path(),
+            store=mechanism.store,
+            reader=reader,
+            policy=mechanism.policy,
+            predictor=mechanism.predictor,
+            dense=mechanism.dense,
+            direct=not mechanism.has("buffered"),
+            advice=mechanism.one_of("normal", "random", "sequential"),
+            pages=mechanism.one_of("recycle", "fresh", "populate", "thp"),
+            alignment=_ALIGNMENTS[mechanism.one_of(*_ALIGNMENTS)],
+            huge=mechanism.has("huge"),
+            growth_limit=plan.expert_bytes if mechanism.store == "cow" else 0,
+            copy_dir=str(cache_directory()),
+            seeds=seeds,
+            interpose=interpose,
+            fallback=fallbacks.append,
+            progress=on_progress or (lambda done, total: None),
+        )
+
+    try:
+        return build(mechanism.reader), mechanism
+    except _core.CoreError as error:
+        if error.args[0] != "unsupported":
+            raise translate(error) from None
+        if strict or mechanism.store == "mapped":
+            raise EngagementError(f"not as asked: {error.args[1]}") from None
+        fallbacks.append(f"{error.args[1]}: {_FALLBACK_READER} instead of {mechanism.reader}")
+        return build(_FALLBACK_READER), dataclasses.replace(mechanism, reader=_FALLBACK_READER)
+
+
+def give_budget(engine: Any, model: Model, plan: Plan, limit: int | None, fallbacks: list[str]) -> Plan:
+    """Measure what the process uses now and give the rest of the cap (at most ``limit`` bytes) to experts.
+
+    Returns the plan as it came out: ``expert_bytes``, ``capacities``, ``n_batch``, ``other_bytes``. Raises
+    BudgetError when too little is left, and what the core raises.
+    """
+    if not plan.mechanism.cached:
+        return plan
+    geometry = slab_geometry(model)
+    used = process_memory().anon_bytes
+    # The compute buffers are reserved but not yet touched; everything else of the context is.
+    budget = plan.cap_bytes - used - plan.compute_bytes - plan.margin_bytes
+    wanted = min(budget, geometry.frame_bytes_total)
+    if limit is not None:
+        wanted = min(wanted, limit)
+    n_batch = plan.n_batch
+    # The plan estimated; where the process turned out larger, smaller steps need fewer experts at once.
+    while n_batch > 1 and geometry.bytes_of(geometry.smallest(n_batch)) > wanted:
+        n_batch //= 2
+    try:
+        capacities = split_budget(geometry, wanted, n_batch)
+    except BudgetError as error:
+        lacking = geometry.bytes_of(geometry.smallest(1)) - budget
+        raise BudgetError(
+            f"after loading, {format_bytes(used)} of the cap of {format_bytes(plan.cap_bytes)} are in use "
+            f"and too little is left for experts: {error}",
+            plan.cap_bytes + lacking,
+        ) from None
+    huge_before = process_memory().huge_bytes
+    try:
+        engine.set_capacities(capacities)
+    except _core.CoreError as error:
+        raise translate(error) from None
+    expert_bytes = geometry.bytes_of(capacities)
+    if plan.mechanism.has("recycle"):
+        huge = process_memory().huge_bytes - huge_before
+        if huge < expert_bytes // 2:
+            fallbacks.append(
+                f"huge pages hold {format_bytes(max(huge, 0))} of the {format_bytes(expert_bytes)} for experts: "
+                "reads come in more, smaller pieces (see /sys/kernel/mm/transparent_hugepage)"
+            )
+    dense = engine.counters["dense_bytes"]
+    return dataclasses.replace(
+        plan,
+        expert_bytes=expert_bytes,
+        capacities=tuple(capacities),
+        n_batch=n_batch,
+        other_bytes=max(0, used - dense - plan.kv_bytes),
+    )
