@@ -1,0 +1,133 @@
+"""Which experts each token chose, as one array: what every analysis starts from.
+
+A trace holds routes of whole steps; here they are taken apart into tokens. Choices nobody saw (a bank that was read
+whole, the rows of a prompt that llama.cpp drops before the last layer) are missing, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moestream.errors import RefusedError
+
+if TYPE_CHECKING:
+    from moestream.trace.trace import Trace
+
+Bool = NDArray[np.bool_]
+Float = NDArray[np.float64]
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """``ids`` [tokens, layers, k]: numbers inside the bank in the router's order, -1 where there is none.
+
+    "Layers" are the banks whose choices were seen, in the order they are routed: ``banks`` their numbers, ``layers``
+    the model's layer of each, ``experts`` how many each has, ``used`` how many a token takes of them. ``alone``
+    [tokens]: the token was a step by itself, so that what it needed was a demand of its own.
+    """
+
+    ids: Int32
+    banks: tuple[int, ...]
+    layers: tuple[int, ...]
+    experts: tuple[int, ...]
+    used: tuple[int, ...]
+    alone: Bool
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+    def seen(self, layer: int) -> Bool:
+        """Where the layer's choice is known, [tokens]."""
+        known: Bool = self.ids[:, layer, 0] >= 0
+        return known
+
+    def hot(self, layer: int) -> Bool:
+        """The choices of one layer as ones, [tokens, experts]; a missing choice is a row of zeros."""
+        ids = self.ids[:, layer]
+        hot = np.zeros((len(ids), self.experts[layer]), bool)
+        token, place = np.nonzero(ids >= 0)
+        hot[token, ids[token, place]] = True
+        return hot
+
+
+def from_trace(trace: Trace) -> Choices:
+    """The choices of a trace, its tokens in the order they were processed. RefusedError when it has none."""
+    routes, model = trace.routes, trace.meta["model"]
+    used = np.asarray(model["used"], int)
+    chosen = np.nonzero(routes.k <= used[routes.bank])[0] if len(routes) else np.empty(0, int)
+    if not len(chosen):
+        raise RefusedError("this trace holds no routes: record one with `moestream run --trace FILE`")
+    banks = list(dict.fromkeys(routes.bank[chosen].tolist()))
+    place = {bank: number for number, bank in enumerate(banks)}
+    first = int(routes.token[chosen].min())
+    tokens = int((routes.token[chosen] + routes.tokens[chosen]).max()) - first
+    ids = np.full((tokens, len(banks), int(routes.k[chosen].max())), -1, np.int32)
+    alone = np.zeros(tokens, bool)
+    for route in chosen.tolist():
+        rows = routes.of(route)
+        # Rows are dropped from the front: what is asked for of a prompt is its last token.
+        end = int(routes.token[route] + routes.tokens[route]) - first
+        ids[end - len(rows) : end, place[int(routes.bank[route])], : rows.shape[1]] = rows
+        alone[end - 1] = routes.tokens[route] == 1
+    # Clocks run on where a step failed: such tokens chose nothing.
+    kept = (ids[:, :, 0] >= 0).any(axis=1)
+    return Choices(
+        ids[kept],
+        tuple(banks),
+        tuple(int(model["layers"][bank]) for bank in banks),
+        tuple(int(model["experts"][bank]) for bank in banks),
+        tuple(int(used[bank]) for bank in banks),
+        alone[kept],
+    )
+
+
+def from_array(chosen: NDArray[np.integer], experts: int, alone: Bool | None = None) -> Choices:
+    """Choices of a model whose layers are all alike, [tokens, layers, k]."""
+    tokens, layers, k = chosen.shape
+    every = np.ones(tokens, bool) if alone is None else alone
+    return Choices(
+        chosen.astype(np.int32),
+        tuple(range(layers)),
+        tuple(range(layers)),
+        (experts,) * layers,
+        (k,) * layers,
+        every,
+    )
+
+
+def source(choices: Choices, target: int, lookahead: int) -> tuple[int, int]:
+    """The layer that is routed ``lookahead`` layers before ``target``, and how many tokens earlier that is: 0, or more
+    where it lies before the token's first layer."""
+    tokens_back, layer = divmod(target - lookahead, len(choices.layers))
+    return layer, -tokens_back
+
+
+def back(rows: NDArray[np.generic], tokens: int) -> NDArray[np.generic]:
+    """Row t holds what row ``t - tokens`` held; the first ones zeros."""
+    if tokens == 0:
+        return rows
+    shifted = np.zeros_like(rows)
+    shifted[tokens:] = rows[:-tokens]
+    return shifted
+
+
+def split(tokens: int, held_out: float) -> int:
+    """The first token that is held out: the last ``held_out`` of them are, and at least one where there are two."""
+    return max(1, tokens - max(1, round(tokens * held_out))) if tokens > 1 else tokens
+
+
+def same_model(traces: Sequence[Trace], names: Sequence[str]) -> None:
+    """RefusedError, naming both, unless all traces are of one model."""
+    for trace, name in zip(traces, names, strict=True):
+        if trace.identity != traces[0].identity:
+            raise RefusedError(
+                f"{name} is a trace of model {trace.identity}, {names[0]} of model {traces[0].identity}: "
+                "fit each model's traces by themselves"
+            )
