@@ -1,4 +1,4 @@
-"""What a mechanism brings from a file: ``pinned:FILE``, ``ridge:FILE``, ``oracle:FILE``, as arrays for the core.
+"""What a mechanism brings from a file: ``pinned:FILE``, ``ridge:FILE``, ``oracle:FILE``, as ``_core.Engine`` takes it.
 
 FILE is a trace or, for ``ridge`` and ``pinned``, a fit file (made by ``moestream fit``; docs/formats/fit.md). Each is
 refused when it belongs to another model. Experts are numbered globally, through the banks in order.
@@ -169,24 +169,34 @@ def check_identity(path: str | Path, theirs: str, model_identity: str, name: str
         )
 
 
-def load_ridge(path: str | Path, model_identity: str) -> Fit:
-    """The fit file of ``ridge:FILE``. RefusedError when it is none or belongs to another model."""
+def load_fit(path: str | Path, model_identity: str) -> Fit:
+    """A fit file of this model. RefusedError when it is none or belongs to another."""
     fit = read_fit(path)
     check_identity(path, fit.identity, model_identity, fit.name)
     return fit
 
 
+def load_ridge(path: str | Path, model_identity: str) -> dict[str, Any]:
+    """The seeds of ``ridge:FILE``: ``ridge``, for each bank (inputs, weights, bias) or None, and ``ridge_wishes``."""
+    fit = load_fit(path, model_identity)
+    maps = [
+        None if linear is None else (linear.weights.shape[1], linear.weights.ravel(), linear.bias)
+        for linear in fit.maps
+    ]
+    return {"ridge": maps, "ridge_wishes": fit.wishes}
+
+
 def load_priorities(path: str | Path, model_identity: str) -> NDArray[np.float64]:
     """How often each expert was chosen, [experts], from a trace or a fit file: what ``pinned:FILE`` keeps."""
     if Path(path).is_file() and is_fit(path):
-        return load_ridge(path, model_identity).counts.astype(np.float64)
+        return load_fit(path, model_identity).counts.astype(np.float64)
     trace = _load_trace(path, model_identity)
     return route_counts(trace).astype(np.float64)
 
 
-def load_oracle(path: str | Path, model_identity: str) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
-    """The routes of a trace in order, as ``experts`` and ``start``: route r took the distinct global experts
-    ``experts[start[r]:start[r + 1]]``, ascending."""
+def load_oracle(path: str | Path, model_identity: str) -> dict[str, Any]:
+    """The seeds of ``oracle:FILE``, the routes of a trace in order: route r took the distinct global experts
+    ``oracle_experts[oracle_start[r]:oracle_start[r + 1]]``, ascending."""
     trace = _load_trace(path, model_identity)
     first = trace.first_expert
     routes = [
@@ -194,7 +204,10 @@ def load_oracle(path: str | Path, model_identity: str) -> tuple[NDArray[np.uint3
         for route in range(len(trace.routes))
     ]
     start = np.concatenate([[0], np.cumsum([len(route) for route in routes])])
-    return np.concatenate(routes).astype(np.uint32), start.astype(np.uint64)
+    return {
+        "oracle_experts": np.concatenate(routes).astype(np.uint32),
+        "oracle_start": start.astype(np.uint64),
+    }
 
 
 def route_counts(trace: Trace) -> NDArray[np.int64]:
@@ -216,22 +229,3 @@ def _load_trace(path: str | Path, model_identity: str) -> Trace:
     if not len(trace.routes):
         raise RefusedError(f"{path} holds no routes: {_WHERE_TRACES_COME_FROM}")
     return trace
-
-
-def read_seeds(policy: str, predictor: str, model_identity: str) -> dict[str, Any]:
-    """What the core takes as ``seeds`` for these two parts of a mechanism's text; empty when neither names a file."""
-    seeds: dict[str, Any] = {}
-    name, _, path = policy.partition(":")
-    if name == "pinned":
-        seeds["priority"] = load_priorities(path, model_identity)
-    name, _, path = predictor.partition(":")
-    if name == "ridge":
-        fit = load_ridge(path, model_identity)
-        seeds["ridge"] = [
-            None if linear is None else (linear.weights.shape[1], linear.weights.ravel(), linear.bias)
-            for linear in fit.maps
-        ]
-        seeds["ridge_wishes"] = fit.wishes
-    elif name == "oracle":
-        seeds["oracle_experts"], seeds["oracle_start"] = load_oracle(path, model_identity)
-    return seeds
