@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 #: Who used a member before: the sources this project began from, and its neighbours.
 STOCK = "stock llama.cpp"
-OLMOE = "OLMoE off-loading study (2.7 GB box)"
-MACOS = "expert-streaming notes (macOS)"
+OLMOE = "OLMoE off-loading study"
+MACOS = "macOS streaming notes"
 ENGINES = "BigMoeOnEdge"
 CACHES = "cache literature"
 HERE = "this project"
@@ -22,7 +22,8 @@ class Argument:
     """What may follow a member's colon.
 
     A whole number ``lowest``..``highest`` (``what`` says what it counts); with ``pieces`` also ``NxS``: each slab is
-    read in S pieces. With ``choices``, one of these words. With ``file``, a path.
+    read in S pieces. With ``choices``, one of these words (``needs``: what one of them needs beyond its member). With
+    ``file``, a path.
     """
 
     what: str
@@ -31,6 +32,7 @@ class Argument:
     highest: int = 0
     pieces: bool = False
     choices: tuple[str, ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
     file: bool = False
 
     @property
@@ -89,7 +91,7 @@ WARMERS = {
     "hybrid": Member(
         "asks which pages are absent and reads only those",
         MACOS,
-        Argument("how to ask", choices=("mincore", "cachestat")),
+        Argument("how to ask", choices=("mincore", "cachestat"), needs=(("cachestat", "cachestat"),)),
     ),
     "tiered": Member(
         "O_DIRECT into scratch the first time, through the page cache after: a bit a slab",

@@ -48,6 +48,8 @@ class Request:
     cap_bytes: int | None
     mechanism: str | None
     strict: bool
+    i_know: bool
+    trace: Path | None
     chat: bool
     temp: float
     seed: int | None
@@ -94,9 +96,16 @@ def run(
         int | None, typer.Option(min=1, help="Most tokens of a prompt in one step. Left out: by the cap.")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write what happened to this file, as JSON.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Record routes, reads and steps in this Parquet file.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the text, and errors.")] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="A mechanism that does not engage as asked is an error.")
+    ] = False,
+    i_know: Annotated[
+        bool,
+        typer.Option("--i-know", help="Run a mechanism that grows without bound outside an enforced cap."),
     ] = False,
     chat: Annotated[
         bool, typer.Option("--chat", help="Put the prompt into the model's own chat template.")
@@ -120,6 +129,8 @@ def run(
         cap_bytes=cap,
         mechanism=mechanism,
         strict=strict,
+        i_know=i_know,
+        trace=trace,
         chat=chat,
         temp=temp,
         seed=seed,
@@ -227,6 +238,8 @@ def _load(job: Job) -> None:
             ram=request.cap_bytes,
             mechanism=request.mechanism,
             strict=request.strict,
+            i_know=request.i_know,
+            trace=request.trace,
             on_progress=(lambda done, total: None) if request.quiet else bar.update,
             **request.arguments,
         )
