@@ -10,4 +10,5 @@ NB_MODULE(_core, m) {
     bind_errors(m);
     bind_cache(m);
     bind_engine(m);
+    bind_replay(m);
 }

@@ -3,7 +3,10 @@ moestream's core: stores, readers, policies and the hook that llama.cpp calls.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Final
+
+import numpy
+from numpy.typing import NDArray
 
 
 class CoreError(Exception):
@@ -111,3 +114,10 @@ def store_members() -> dict[str, Any]: ...
 def reader_members() -> dict[str, Any]: ...
 
 def predictor_members() -> dict[str, Any]: ...
+
+def replay(*, token: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], experts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], wish_start: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], wishes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], parts: Sequence[tuple[Sequence[int], int]], part_bytes: Sequence[int], bank_of: Sequence[int], policy: str, counted_from: int) -> dict[str, Any]:
+    """
+    Recorded routes through the engine's own cache, or past it by 'belady': the counters from route
+    `counted_from` on, and for each route its hits, misses, early loads, their bytes and whether it was
+    refused. wish_start may be empty: nothing is loaded early.
+    """
