@@ -79,18 +79,6 @@ const char* residency(const ExpertCache& cache, uint32_t expert) {
     throw Error(ErrorKind::internal, "unknown residency");
 }
 
-nb::dict counters(const ExpertCache& cache) {
-    const CacheCounters& c = cache.counters();
-    nb::dict out;
-    out["hits"] = c.hits;
-    out["misses"] = c.misses;
-    out["evictions"] = c.evictions;
-    out["speculative_issued"] = c.speculative_issued;
-    out["speculative_used"] = c.speculative_used;
-    out["speculative_wasted"] = c.speculative_wasted;
-    return out;
-}
-
 std::map<std::string, std::string> policy_members() {
     std::map<std::string, std::string> help;
     for (const auto& [name, member] : Registry<PolicyFactory>::instance().members()) help[name] = member.help;
@@ -108,6 +96,17 @@ void make_cache(ExpertCache* self, const std::vector<PartSpec>& parts, std::vect
 }  // namespace moestream
 
 using namespace moestream;
+
+nb::dict to_dict(const CacheCounters& c) {
+    nb::dict out;
+    out["hits"] = c.hits;
+    out["misses"] = c.misses;
+    out["evictions"] = c.evictions;
+    out["speculative_issued"] = c.speculative_issued;
+    out["speculative_used"] = c.speculative_used;
+    out["speculative_wasted"] = c.speculative_wasted;
+    return out;
+}
 
 void bind_cache(nb::module_& m) {
     nb::class_<ExpertCache>(m, "ExpertCache", "Which experts are in memory and who leaves: decisions, no bytes.")
@@ -128,6 +127,7 @@ void bind_cache(nb::module_& m) {
         .def("keep",
              [](const ExpertCache& cache, uint32_t expert) { return check_expert(cache, expert), cache.keep(expert); },
              nb::arg("expert"), "Whether the policy lets the expert stay once its matmuls are over.")
-        .def("counters", &counters, "Hits, misses, evictions and speculative loads since construction.");
+        .def("counters", [](const ExpertCache& cache) { return to_dict(cache.counters()); },
+              "Hits, misses, evictions and speculative loads since construction.");
     m.def("policy_members", &policy_members, "The policies by name, each with its one-line help.");
 }

@@ -1,5 +1,4 @@
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
@@ -11,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "arrays.h"
 #include "bind.h"
 #include "moestream/engine.h"
 #include "moestream/geometry.h"
@@ -51,15 +51,6 @@ nb::dict counters(const Engine& engine) {
     result["routes"] = engine.routes();
     result["tokens"] = engine.tokens();
     return result;
-}
-
-template <class T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> to_array(std::vector<T> values) {
-    auto owned = std::make_unique<std::vector<T>>(std::move(values));
-    T* data = owned->data();
-    const size_t size = owned->size();
-    nb::capsule owner(owned.release(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {size}, owner);
 }
 
 template <class T, class Field>

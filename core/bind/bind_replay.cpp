@@ -1,6 +1,5 @@
 // Recorded routes through the cache, for Python: arrays in, arrays out.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -9,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "arrays.h"
 #include "bind.h"
 #include "moestream/replay.h"
 
@@ -26,68 +26,55 @@ std::span<const T> view(const In<T>& array) {
     return {array.data(), array.shape(0)};
 }
 
-template <class T>
-nb::object to_numpy(std::vector<T>&& values) {
-    auto* kept = new std::vector<T>(std::move(values));
-    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner));
-}
-
-nb::dict to_dict(const std::string& policy, Replayed&& done) {
-    nb::dict counters;
-    counters["hits"] = done.counters.hits;
-    counters["misses"] = done.counters.misses;
-    counters["evictions"] = done.counters.evictions;
-    counters["speculative_issued"] = done.counters.speculative_issued;
-    counters["speculative_used"] = done.counters.speculative_used;
-    counters["speculative_wasted"] = done.counters.speculative_wasted;
+nb::dict describe(const std::string& policy, Replayed&& done) {
     nb::dict out;
     out["policy"] = policy;
-    out["counters"] = counters;
-    out["hits"] = to_numpy(std::move(done.hits));
-    out["misses"] = to_numpy(std::move(done.misses));
-    out["early"] = to_numpy(std::move(done.early));
-    out["bytes"] = to_numpy(std::move(done.bytes));
-    out["early_bytes"] = to_numpy(std::move(done.early_bytes));
-    out["refused"] = to_numpy(std::move(done.refused));
+    out["counters"] = to_dict(done.counters);
+    out["hits"] = to_array(std::move(done.hits));
+    out["misses"] = to_array(std::move(done.misses));
+    out["early"] = to_array(std::move(done.early));
+    out["bytes"] = to_array(std::move(done.bytes));
+    out["early_bytes"] = to_array(std::move(done.early_bytes));
+    out["refused"] = to_array(std::move(done.refused));
     return out;
 }
 
 Replayed run(const std::vector<ExpertCache::Part>& parts, const std::vector<uint32_t>& bank_of,
-             const std::string& policy, const RecordedRoutes& routes, const std::vector<uint64_t>& part_bytes,
-             size_t counted_from) {
+             const std::string& policy, const std::vector<double>& priority, const RecordedRoutes& routes,
+             const std::vector<uint64_t>& part_bytes, size_t counted_from) {
     check_routes(routes, bank_of);
     // Its constructor checks the parts, for both.
     const bool belady = policy == "belady";
-    ExpertCache cache(parts, bank_of, belady ? "none" : policy);
+    ExpertCache cache(parts, bank_of, belady ? "none" : policy, priority);
     if (part_bytes.size() != parts.size()) throw Error(ErrorKind::usage, "replay: part_bytes has one entry a part");
     if (!belady) return replay(cache, routes, part_bytes, counted_from);
     return replay_belady(parts, routes, cache.experts(), part_bytes, counted_from);
 }
 
-nb::dict replay_routes(const In<uint64_t>& token, const In<uint32_t>& tokens, const In<uint64_t>& start,
+nb::dict replay_routes(const In<uint32_t>& bank, const In<uint64_t>& token, const In<uint32_t>& tokens, const In<uint64_t>& start,
                        const In<uint32_t>& experts, const In<uint32_t>& counts, const In<uint64_t>& wish_start,
                        const In<uint32_t>& wishes, const std::vector<PartSpec>& parts,
                        const std::vector<uint64_t>& part_bytes, const std::vector<uint32_t>& bank_of,
-                       const std::string& policy, size_t counted_from) {
+                       const std::string& policy, const std::vector<double>& priority, size_t counted_from) {
     std::vector<ExpertCache::Part> cached;
     for (const auto& [numbers, capacity] : parts) cached.push_back({numbers, capacity});
-    const RecordedRoutes routes{view(start), view(experts),    view(counts), view(token),
-                                view(tokens), view(wish_start), view(wishes)};
+    const RecordedRoutes routes{view(bank),  view(start),  view(experts),    view(counts),
+                                view(token), view(tokens), view(wish_start), view(wishes)};
     Replayed done(0);
     {
         nb::gil_scoped_release released;
-        done = run(cached, bank_of, policy, routes, part_bytes, counted_from);
+        done = run(cached, bank_of, policy, priority, routes, part_bytes, counted_from);
     }
-    return to_dict(policy, std::move(done));
+    return describe(policy, std::move(done));
 }
 
 }  // namespace
 
 void bind_replay(nb::module_& m) {
-    m.def("replay", &replay_routes, nb::kw_only(), nb::arg("token"), nb::arg("tokens"), nb::arg("start"),
-          nb::arg("experts"), nb::arg("counts"), nb::arg("wish_start"), nb::arg("wishes"), nb::arg("parts"),
-          nb::arg("part_bytes"), nb::arg("bank_of"), nb::arg("policy"), nb::arg("counted_from"),
+    m.def("replay", &replay_routes, nb::kw_only(), nb::arg("bank"), nb::arg("token"), nb::arg("tokens"),
+          nb::arg("start"), nb::arg("experts"), nb::arg("counts"), nb::arg("wish_start"), nb::arg("wishes"),
+          nb::arg("parts"), nb::arg("part_bytes"), nb::arg("bank_of"), nb::arg("policy"), nb::arg("priority"),
+          nb::arg("counted_from"),
           "Recorded routes through the engine's own cache, or past it by 'belady': the counters from route\n"
           "`counted_from` on, and for each route its hits, misses, early loads, their bytes and whether it was\n"
           "refused. wish_start may be empty: nothing is loaded early.");

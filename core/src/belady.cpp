@@ -33,13 +33,14 @@ class Belady {
                 continue;
             }
             uint64_t evictions = 0;
-            const uint32_t misses = take_out(r);
             const uint32_t part = part_of_route(r);
+            if (part == kNone) continue;
+            const uint32_t misses = take_out(r);
             for (uint32_t m = 0; m < misses; ++m) evictions += make_room(part);
             put_back(r);
             result.misses[r] = misses;
             result.hits[r] = static_cast<uint32_t>(routes_.route(r).size()) - misses;
-            result.bytes[r] = misses == 0 ? 0 : misses * part_bytes[part];
+            result.bytes[r] = misses * part_bytes[part];
             if (r < counted_from) continue;
             result.counters.hits += result.hits[r];
             result.counters.misses += misses;

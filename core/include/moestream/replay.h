@@ -15,8 +15,9 @@ namespace moestream {
 // Borrowed arrays. Route r is experts[start[r]] .. experts[start[r + 1]] with their counts, and its wishes likewise;
 // start and wish_start have one entry more than there are routes. `wish_start` may be empty: nothing was asked for.
 struct RecordedRoutes {
+    std::span<const uint32_t> bank;     // a route
     std::span<const uint64_t> start;
-    std::span<const uint32_t> experts;  // global numbers; distinct and of one bank within a route
+    std::span<const uint32_t> experts;  // global numbers; distinct and of the route's bank
     std::span<const uint32_t> counts;   // tokens of the step that chose it
     std::span<const uint64_t> token;    // a route: tokens before its step
     std::span<const uint32_t> tokens;   // a route: tokens of its step
@@ -31,7 +32,8 @@ struct RecordedRoutes {
     }
 };
 
-// One entry a route. A refused route was wider than its part's capacity: nothing happened, all its numbers are 0.
+// One entry a route. A refused route was wider than its part's capacity: nothing happened, all its numbers are 0. So are
+// those of a route in a bank that is in no part: as in the arena, what is always there is no hit.
 struct Replayed {
     std::vector<uint32_t> hits, misses;
     std::vector<uint32_t> early;         // experts loaded early after the route
