@@ -19,8 +19,8 @@ import moestream._core as _core
 from moestream.errors import MoestreamError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.plan import PAGE, Geometry, Part
-from moestream.trace import PHASES, Trace
-from moestream.trace.trace import Int, starts
+from moestream.trace import Trace
+from moestream.trace.trace import PHASES, Int, starts
 
 #: What no policy can beat: it knows the routes to come. Only replay has it.
 BELADY = "belady"
@@ -77,7 +77,7 @@ class Recording:
     @cached_property
     def widths(self) -> Int:
         """Distinct experts of each route [routes]."""
-        return np.diff(self.start.astype(np.int64))
+        return (self.start[1:] - self.start[:-1]).astype(np.int64)
 
     @cached_property
     def widest(self) -> list[int]:
