@@ -100,7 +100,7 @@ def bench(options: argparse.Namespace) -> bool:
     caged, reason = Cage.available()
     out = options.out or Path("results/scratch") / f"bench-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     out.mkdir(parents=True, exist_ok=True)
-    setup = Setup(model, THREADS, CTX, plan.n_batch, options.tokens, caged, out)
+    setup = Setup(model, THREADS, CTX, plan.n_batch, options.tokens, caged, out, options.trace)
     everything = int(model.bytes * _EVERYTHING_SHARE) + _EVERYTHING_BESIDE
     all_arms = arms(small, large, everything, smallest_cap(model), options.stock_tokens)
     prompts = list(PROMPTS)[:1] if options.quick else list(PROMPTS)
@@ -122,6 +122,9 @@ def main() -> int:
     parser.add_argument("--small", default=SMALL, help=f"the smaller cap ({SMALL})")
     parser.add_argument("--large", default=LARGE, help=f"the larger cap ({LARGE})")
     parser.add_argument("--out", type=Path, help="directory for runs.jsonl and report.md")
+    parser.add_argument(
+        "--trace", action="store_true", help="a trace of each run of the engine beside its record"
+    )
     parser.add_argument("--quick", action="store_true", help="one prompt only")
     options = parser.parse_args()
     if min(options.tokens, options.stock_tokens) < 2:

@@ -33,7 +33,8 @@ _SAMPLE_S = 0.1
 
 @dataclass(frozen=True)
 class Setup:
-    """What all runs of one benchmark share. ``batch``: most tokens of a prompt in one step, for every arm."""
+    """What all runs of one benchmark share. ``batch``: most tokens of a prompt in one step, for every arm.
+    ``trace``: each run of the engine leaves a trace beside its record."""
 
     model: Model
     threads: int
@@ -42,6 +43,7 @@ class Setup:
     tokens: int
     caged: bool
     out: Path
+    trace: bool = False
 
 
 def provenance(setup: Setup) -> dict[str, Any]:
@@ -81,7 +83,11 @@ def run_arm(setup: Setup, arm: Arm, prompt: str) -> dict[str, Any]:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "document.json"
-        record |= _execute(setup, arm, command(setup, arm, PROMPTS[prompt], result))
+        words = command(setup, arm, PROMPTS[prompt], result)
+        if setup.trace and not arm.is_stock:
+            record["trace"] = f"{arm.key}-{prompt}.parquet"
+            words += ["--trace", str(setup.out / record["trace"])]
+        record |= _execute(setup, arm, words)
         record["document"] = _shareable(json.loads(result.read_text())) if result.exists() else None
     record["seconds"] = round(time.monotonic() - started, 1)
     with (setup.out / "runs.jsonl").open("a") as file:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from moestream.box import process_io, process_memory
@@ -27,6 +28,7 @@ def measure(options: Any) -> dict[str, Any]:
         ram=cap,
         mechanism=options.mechanism,
         strict=options.mechanism is not None,
+        trace=options.trace,
         n_ctx=options.ctx,
         n_batch=options.batch,
         n_threads=options.threads,
@@ -48,6 +50,7 @@ def main() -> int:
     parser = arguments("One run of the engine for the lab.")
     parser.add_argument("--ram", help="the cap; left out: what the box has to spare")
     parser.add_argument("--mechanism", help="left out: the default, with its fallbacks")
+    parser.add_argument("--trace", type=Path, help="record routes, reads and steps in this Parquet file")
     options = parser.parse_args()
     try:
         write_json(options.json, measure(options))
