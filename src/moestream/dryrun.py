@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import re
 import threading
 import time
@@ -98,7 +99,7 @@ def measure_context(
         params.n_gpu_layers = 0
         params.use_extra_bufts = False
         params.load_mode = low.LLAMA_LOAD_MODE_NONE  # with no_alloc there is nothing to map
-        model = low.llama_model_load_from_file(str(path).encode(), params)
+        model = low.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
             raise ModelError(_load_failure(path, log.errors))
         try:

@@ -24,7 +24,7 @@ from moestream.plan import Plan, process_bytes
 from moestream.recorder import NO_COUNTERS, Recorder
 from moestream.stats import Step
 from moestream.trace.sink import TraceSink, open_trace, trace_meta
-from moestream.units import parse_size
+from moestream.units import format_bytes, parse_size
 
 #: Arguments of the parent that would put experts where the engine cannot stream them.
 _REFUSED_ARGUMENTS = {
@@ -147,10 +147,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _make_plan(self, cap: int | None, mechanism: Mechanism | None, arguments: dict[str, Any]) -> Plan:
         n_ctx = arguments.get("n_ctx", 512) or self.model_info.n_ctx_train
         n_batch = min(n_ctx, arguments.get("n_batch", DEFAULT_STEP))
+        if arguments.get("n_batch", 0) > n_ctx:  # the parent allocates for it, and no step can be larger
+            arguments["n_batch"] = n_ctx
         asked = arguments.get("n_ubatch")
+        box = Box()
+        limit = box.memory_limit()
+        if cap is not None and cap > limit.bytes > 0:
+            self.fallbacks.append(
+                f"the cap {format_bytes(cap)} is above what this process may use: "
+                f"{format_bytes(limit.bytes)} ({limit.source}) is taken instead"
+            )
+            cap = limit.bytes
         plan = plan_context(
             self.model_info,
-            Box(),
+            box,
             cap,
             mechanism,
             n_ctx=n_ctx,

@@ -15,6 +15,8 @@ _UNITS = {
     "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
+#: The largest size that is taken for one: an exbibyte.
+_LARGEST = 1 << 60
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -28,7 +30,11 @@ def parse_size(text: str | int) -> int:
         match = _SIZE.fullmatch(text)
         if match is None or match.group(2).upper() not in _UNITS:
             raise UsageError(f"not a size: {text!r} (write 4GiB, 1.1GB or a number of bytes)")
-        size = int(float(match.group(1)) * _UNITS[match.group(2).upper()])
+        # A size of more digits than any disk has is not one anybody means.
+        number = float(match.group(1)) if len(match.group(1)) < 40 else 2.0 * _LARGEST
+        size = int(number * _UNITS[match.group(2).upper()])
+    if size > _LARGEST:
+        raise UsageError(f"a size of more than 2^60 bytes: {str(text)[:40]!r}")
     if size <= 0:
         raise UsageError(f"a size must be above zero, not {text!r}")
     return size

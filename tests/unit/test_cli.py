@@ -285,3 +285,22 @@ def test_a_place_for_the_document_is_looked_at_first(tmp_path: Path) -> None:
         check_writable(tmp_path)
     with pytest.raises(errors.UsageError, match="no directory"):
         check_writable(tmp_path / "absent/new.json")
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_closed_streams_are_no_internal_error(closed: tuple[int, ...]) -> None:
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    words = [sys.executable, "-m", "moestream", "inspect", "no-such-model.gguf"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=close, timeout=60)
+    assert done.returncode == 3
+    assert b"internal error" not in done.stderr
+
+
+def test_numbers_beyond_reason_are_wrong_words() -> None:
+    for option, value in (("--threads", "100000"), ("--ctx", str(2**32))):
+        words = [sys.executable, "-m", "moestream", "run", "x.gguf", "-p", "a", option, value]
+        done = subprocess.run(words, capture_output=True, timeout=60)
+        assert (done.returncode, option.encode() in done.stderr) == (2, True)

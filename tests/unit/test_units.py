@@ -76,3 +76,9 @@ def test_exit_codes() -> None:
         assert issubclass(kind, errors.MoestreamError)
         assert kind("text").exit_code == code
     assert errors.BudgetError("too little", 5).smallest_bytes == 5
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "2000000TB", str(2**61)])
+def test_a_size_beyond_any_disk_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="more than 2\\^60"):
+        parse_size(text)

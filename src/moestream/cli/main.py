@@ -106,10 +106,25 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line (None: the process's own) and exit with its code."""
+    _open_standard_streams()
     # While llama.cpp loads a model the binding points descriptor 2 elsewhere; errors must not go there.
     with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as errors:
         code = _exit_code(arguments, errors)
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Let a closed stdin, stdout or stderr lead nowhere: a file opened later would take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:

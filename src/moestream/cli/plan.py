@@ -24,7 +24,9 @@ def plan(
         str | None, typer.Option(help="Memory for the whole process: 4GiB, 1.1GB. Left out: what is free.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    ctx: Annotated[int, typer.Option(help="Tokens of context; 0: what the model was trained with.")] = 4096,
+    ctx: Annotated[
+        int, typer.Option(min=0, max=2**31 - 1, help="Tokens of context; 0: what the model was trained with.")
+    ] = 4096,
     mechanism: Annotated[
         str | None,
         typer.Option(help="Plan for this mechanism. Left out: in memory if it fits, else the arena."),

@@ -85,10 +85,10 @@ def run(
         str | None, typer.Option(help="How experts travel. Left out: in memory if it fits, else the arena.")
     ] = None,
     ctx: Annotated[
-        int, typer.Option(min=0, help="Tokens of context; 0: what the model was trained with.")
+        int, typer.Option(min=0, max=2**31 - 1, help="Tokens of context; 0: what the model was trained with.")
     ] = 4096,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Compute threads. Left out: one for each CPU.")
+        int | None, typer.Option(min=1, max=512, help="Compute threads. Left out: one for each CPU.")
     ] = None,
     temp: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0: the likeliest token.")] = 0.0,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")] = None,
