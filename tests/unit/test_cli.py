@@ -294,7 +294,7 @@ def test_closed_streams_are_no_internal_error(closed: tuple[int, ...]) -> None:
             os.close(number)
 
     words = [sys.executable, "-m", "moestream", "inspect", "no-such-model.gguf"]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=close, timeout=60)
+    done = subprocess.run(words, capture_output=True, preexec_fn=close, timeout=60)
     assert done.returncode == 3
     assert b"internal error" not in done.stderr
 

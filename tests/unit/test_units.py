@@ -80,5 +80,5 @@ def test_exit_codes() -> None:
 
 @pytest.mark.parametrize("text", ["9" * 400, "2000000TB", str(2**61)])
 def test_a_size_beyond_any_disk_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="more than 2\\^60"):
+    with pytest.raises(errors.UsageError, match="more than 2\\^60"):
         parse_size(text)

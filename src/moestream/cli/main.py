@@ -26,7 +26,7 @@ COMMANDS = {
     "run": "Generate text from a prompt within a memory cap.",
     "plan": "Say how a memory cap would be divided, and how fast that can be.",
     "inspect": "Show a model's expert table: what streams and what stays.",
-    "mechanisms": "List every way of getting expert weights off disk, and what this box has.",
+    "mechanisms": "List every part of a mechanism, and what this box has.",
     "demo-model": "Build the demo model, 3.2 GB, from an installed package.",
     "make-model": "Write a model of any shape with random weights.",
 }
