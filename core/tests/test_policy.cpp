@@ -20,10 +20,11 @@ void* operator new(size_t bytes) {
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
 
-static const char* const kPolicies[] = {"none", "lru", "lru-layer", "lfu-decay", "lfu-decay:4"};
+static const char* const kPolicies[] = {"none",  "fifo",   "lru",        "lru-layer",  "lfu",        "lfu-decay",
+                                        "sieve", "s3fifo", "dontneed:0", "dontneed:2", "lfu-decay:4"};
 
 static PolicyShape shape(uint32_t experts, uint32_t capacity, uint32_t banks) {
-    PolicyShape out{experts, capacity, {}, banks};
+    PolicyShape out{experts, capacity, {}, banks, {}};
     for (uint32_t e = 0; e < experts; ++e) out.bank_of.push_back(e * banks / experts);
     return out;
 }
@@ -35,8 +36,8 @@ static void test_names() {
         CHECK_THROWS(usage, make_policy(bad, shape(8, 4, 2)));
     CHECK_THROWS(usage, make_policy("lru", shape(8, 0, 2)));
     CHECK_THROWS(usage, make_policy("lru", shape(8, 9, 2)));
-    CHECK_THROWS(usage, make_policy("lru", PolicyShape{2, 1, {0, 1}, 1}));
-    CHECK_THROWS(usage, make_policy("lru", PolicyShape{2, 1, {0}, 1}));
+    CHECK_THROWS(usage, make_policy("lru", PolicyShape{2, 1, {0, 1}, 1, {}}));
+    CHECK_THROWS(usage, make_policy("lru", PolicyShape{2, 1, {0}, 1, {}}));
 }
 
 // Pins, admissions and departures in any order: a victim is resident and unpinned whenever there is such an expert.
@@ -116,8 +117,74 @@ static void test_lfu_remembers_the_absent() {
     CHECK_EQ(policy->victim(2), 0u);
 }
 
+static void test_sieve_sweeps() {
+    const auto policy = make_policy("sieve", shape(6, 4, 1));
+    for (const uint32_t e : {0u, 1u, 2u, 3u}) policy->admit(e), policy->use(e, {});
+    policy->use(0, {});  // the first is used again: the hand clears it and takes the second
+    CHECK_EQ(policy->victim(4), 1u);
+    CHECK_EQ(policy->victim(4), 1u);  // naming it again changes nothing
+    policy->forget(1);
+    policy->admit(4);
+    policy->pin(2, true);  // passed, and not for good
+    CHECK_EQ(policy->victim(5), 3u);
+    policy->forget(3);
+    policy->pin(2, false);
+    CHECK_EQ(policy->victim(5), 4u);  // loaded and not used: nothing protects it but the hand's place
+    policy->forget(4);
+    CHECK_EQ(policy->victim(5), 0u);  // around: its bit is gone
+}
+
+static void test_s3fifo_trial() {
+    // Twenty frames: two on trial. The first victim is named when all are taken.
+    const auto policy = make_policy("s3fifo", shape(40, 20, 1));
+    for (uint32_t e = 0; e < 20; ++e) policy->admit(e), policy->use(e, {});
+    CHECK_EQ(policy->victim(20), 0u);  // the trial's oldest, not used again
+    policy->forget(0);
+    policy->admit(20), policy->use(20, {});
+    for (int i = 0; i < 2; ++i) policy->use(1, {});  // twice more: it passes
+    CHECK_EQ(policy->victim(21), 20u);
+    policy->forget(20);
+    policy->admit(21), policy->use(21, {});
+    CHECK_EQ(policy->victim(0), 2u);  // the main queue is one over its share and gives its oldest
+    policy->forget(2);
+    policy->admit(0), policy->use(0, {});  // remembered: it need not pass again, and the main queue is over again
+    CHECK_EQ(policy->victim(22), 3u);
+}
+
+static void test_pinned_keeps_the_hottest() {
+    // Two banks of four, six frames: two may be kept, four are for any route.
+    PolicyShape seeded = shape(8, 6, 2);
+    CHECK_THROWS(usage, make_policy("pinned:FILE", seeded));
+    seeded.priority = {0, 5, 1, 0, 9, 0, 5, 0};
+    const auto policy = make_policy("pinned:FILE", seeded);
+    for (const uint32_t e : {1u, 4u, 6u, 0u}) policy->admit(e), policy->use(e, {});
+    CHECK_EQ(policy->victim(2), 6u);  // 4 and 1 are the hottest; of the equals 1 and 6 the lower number is kept
+    policy->forget(6);
+    CHECK_EQ(policy->victim(2), 0u);
+    policy->forget(0);
+    CHECK_EQ(policy->victim(2), kNone);
+}
+
+static void test_dontneed_keeps_the_hot() {
+    const auto policy = make_policy("dontneed:1", shape(6, 4, 2));
+    for (uint32_t e = 0; e < 6; ++e) CHECK(!policy->keep(e));
+    policy->use(0, {0, 1, 1});
+    CHECK(policy->keep(0));
+    policy->use(1, {0, 1, 2});  // hotter: takes its place
+    policy->use(4, {0, 1, 1});  // of the other bank
+    CHECK(!policy->keep(0) && policy->keep(1) && policy->keep(4));
+    const auto none = make_policy("dontneed:0", shape(6, 4, 2));
+    none->use(0, {});
+    CHECK(!none->keep(0));
+    CHECK(make_policy("lru", shape(6, 4, 2))->keep(0));
+}
+
 int main() {
     test_names();
+    test_sieve_sweeps();
+    test_s3fifo_trial();
+    test_pinned_keeps_the_hottest();
+    test_dontneed_keeps_the_hot();
     for (const char* name : kPolicies) test_victims_are_candidates(name);
     test_lru_order();
     test_lru_layer_shares();

@@ -16,12 +16,20 @@ Move = tuple[int, "int | None"]
 class Part:
     """Experts of equal size that share `capacity` frames; the policy has its own numbers for them."""
 
-    def __init__(self, experts: list[int], capacity: int, bank_of: list[int], policy: str) -> None:
+    def __init__(
+        self,
+        experts: list[int],
+        capacity: int,
+        bank_of: list[int],
+        policy: str,
+        priority: Sequence[float],
+    ) -> None:
         self.experts = experts
         self.capacity = capacity
         self.number = {expert: i for i, expert in enumerate(experts)}
         banks = sorted({bank_of[e] for e in experts})
-        self.policy = make_policy(policy, capacity, [banks.index(bank_of[e]) for e in experts])
+        seed = [priority[e] for e in experts] if priority else None
+        self.policy = make_policy(policy, capacity, [banks.index(bank_of[e]) for e in experts], seed)
 
     def full(self) -> bool:
         return len(self.policy.resident) == self.capacity
@@ -37,11 +45,17 @@ class Part:
 class ReferenceCache:
     """`parts`: (experts, capacity) each; `bank_of[e]`: expert e's bank. Experts in no part always hit."""
 
-    def __init__(self, parts: Sequence[tuple[list[int], int]], bank_of: list[int], policy: str) -> None:
+    def __init__(
+        self,
+        parts: Sequence[tuple[list[int], int]],
+        bank_of: list[int],
+        policy: str,
+        priority: Sequence[float] = (),
+    ) -> None:
         self.bank_of = bank_of
         self.part_of: dict[int, Part] = {}
         for experts, capacity in parts:
-            part = Part(experts, capacity, bank_of, policy)
+            part = Part(experts, capacity, bank_of, policy, priority)
             self.part_of.update(dict.fromkeys(experts, part))
         self.state = ["absent"] * len(bank_of)
         self.routed: list[int] = []  # the pinned route
@@ -100,6 +114,10 @@ class ReferenceCache:
         for expert in self.routed:
             self.part_of[expert].pin(expert, False)
         self.routed.clear()
+
+    def keep(self, expert: int) -> bool:
+        part = self.part_of.get(expert)
+        return part is None or part.policy.keep(part.number[expert])
 
     def residency(self, expert: int) -> str:
         return self.state[expert]

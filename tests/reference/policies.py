@@ -50,6 +50,10 @@ class Policy(ABC):
     def lowest(self, candidates: set[int]) -> int | None:
         return min(candidates, key=self.rank, default=None)
 
+    def keep(self, expert: int) -> bool:
+        """May it stay once its matmuls are over?"""
+        return True
+
     @abstractmethod
     def rank(self, expert: int) -> tuple[Any, ...]:
         """Higher stays. Ends in (last use, number), so that ranks are never equal."""
@@ -62,8 +66,8 @@ class Lru(Policy):
         return (self.last_use[expert], expert)
 
 
-class NoRetention(Policy):
-    """Nothing is kept on purpose: frames are reused in the order they were filled, whatever was used."""
+class Fifo(Policy):
+    """Frames are reused in the order they were filled, whatever was used."""
 
     def __init__(self, capacity: int, bank_of: list[int]) -> None:
         super().__init__(capacity, bank_of)
@@ -77,6 +81,173 @@ class NoRetention(Policy):
 
     def rank(self, expert: int) -> tuple[Any, ...]:
         return (self.admitted[expert],)
+
+
+class Lfu(Policy):
+    """The expert used least often since it was loaded leaves."""
+
+    def __init__(self, capacity: int, bank_of: list[int]) -> None:
+        super().__init__(capacity, bank_of)
+        self.count = [0] * len(bank_of)
+
+    def use(self, expert: int, token: int, tokens: int, count: int) -> None:
+        super().use(expert, token, tokens, count)
+        self.count[expert] += count
+
+    def admit(self, expert: int) -> None:
+        super().admit(expert)
+        self.count[expert] = 0
+
+    def rank(self, expert: int) -> tuple[Any, ...]:
+        return (self.count[expert], self.last_use[expert], expert)
+
+
+class Sieve(Policy):
+    """A queue in the order of loading, and a hand that sweeps it from old to new, again and again.
+
+    The hand clears the mark of each expert used again since it last passed and takes the first without one.
+    It passes pinned experts and leaves their marks.
+    """
+
+    def __init__(self, capacity: int, bank_of: list[int]) -> None:
+        super().__init__(capacity, bank_of)
+        self.queue: list[int] = []
+        self.hand = 0  # a place in the queue
+        self.used: set[int] = set()  # since it was loaded
+        self.marked: set[int] = set()
+
+    def use(self, expert: int, token: int, tokens: int, count: int) -> None:
+        super().use(expert, token, tokens, count)
+        (self.marked if expert in self.used else self.used).add(expert)
+
+    def admit(self, expert: int) -> None:
+        super().admit(expert)
+        self.marked.discard(expert)
+        self.used.discard(expert)
+        if self.hand == len(self.queue):  # it has passed the newest: it starts anew at the oldest
+            self.hand = 0
+        self.queue.append(expert)
+
+    def forget(self, expert: int) -> None:
+        super().forget(expert)
+        place = self.queue.index(expert)
+        self.queue.remove(expert)
+        self.hand -= place < self.hand
+
+    def victim(self, incoming: int) -> int | None:
+        if not self.resident - self.pinned:
+            return None
+        while True:
+            self.hand %= len(self.queue)
+            expert = self.queue[self.hand]
+            if expert not in self.pinned:
+                if expert not in self.marked:
+                    return expert
+                self.marked.remove(expert)
+            self.hand += 1
+
+    def rank(self, expert: int) -> tuple[Any, ...]:
+        raise NotImplementedError("sieve ranks nobody")
+
+
+class S3Fifo(Policy):
+    """A small queue on trial, a main one, and the ghosts of who failed the trial.
+
+    Newcomers join the small queue, ghosts the main one. The oldest of the small queue goes on to the main one
+    when it was used twice more, else it leaves. The oldest of the main one joins it anew for each time it was
+    used again, three at most, else it leaves. Until the first victim, newcomers overflow into the main queue.
+    """
+
+    def __init__(self, capacity: int, bank_of: list[int]) -> None:
+        super().__init__(capacity, bank_of)
+        self.small_room = max(1, capacity // 10)
+        self.ghost_room = capacity * 9 // 10
+        self.small: list[int] = []
+        self.main: list[int] = []
+        self.ghosts: list[int] = []
+        self.returns: set[int] = set()  # was a ghost when its place was made
+        self.used: set[int] = set()  # since it was loaded
+        self.again = [0] * len(bank_of)  # uses after the first
+        self.has_evicted = False
+
+    def use(self, expert: int, token: int, tokens: int, count: int) -> None:
+        super().use(expert, token, tokens, count)
+        self.again[expert] = min(3, self.again[expert] + (expert in self.used))
+        self.used.add(expert)
+
+    def admit(self, expert: int) -> None:
+        super().admit(expert)
+        overflow = not self.has_evicted and len(self.small) >= self.small_room
+        known = expert in self.returns or expert in self.ghosts
+        (self.main if known or overflow else self.small).append(expert)
+        self.recall(expert)
+        self.returns.discard(expert)
+        self.used.discard(expert)
+        self.again[expert] = 0
+
+    def recall(self, expert: int) -> None:
+        if expert in self.ghosts:
+            self.ghosts.remove(expert)
+            self.returns.add(expert)
+
+    def forget(self, expert: int) -> None:
+        super().forget(expert)
+        if expert in self.main:
+            self.main.remove(expert)
+            return
+        self.small.remove(expert)
+        if expert in self.used and self.ghost_room:
+            self.ghosts = [*self.ghosts, expert][-self.ghost_room :]
+
+    def victim(self, incoming: int) -> int | None:
+        if not self.resident - self.pinned:
+            return None
+        self.has_evicted = True
+        self.recall(incoming)
+        main_gives = len(self.main) > self.capacity - self.small_room or not self.small
+        turns = [self.of_main, self.of_small] if main_gives else [self.of_small, self.of_main]
+        for turn in [*turns, self.of_main]:
+            expert = turn()
+            if expert is not None:
+                return expert
+        raise AssertionError("a candidate is in neither queue")
+
+    def of_small(self) -> int | None:
+        for expert in [e for e in self.small if e not in self.pinned]:
+            if self.again[expert] < 2:
+                return expert
+            self.small.remove(expert)
+            self.main.append(expert)
+            self.again[expert] = 0
+        return None
+
+    def of_main(self) -> int | None:
+        while True:
+            expert = next((e for e in self.main if e not in self.pinned), None)
+            if expert is None or self.again[expert] == 0:
+                return expert
+            self.again[expert] -= 1
+            self.main.remove(expert)
+            self.main.append(expert)
+
+    def rank(self, expert: int) -> tuple[Any, ...]:
+        raise NotImplementedError("s3fifo ranks nobody")
+
+
+class Pinned(Lru):
+    """The experts of highest priority never leave, LRU for the rest.
+
+    Kept are as many as leave frames for the largest bank, so that any route fits, and none of priority 0.
+    """
+
+    def __init__(self, capacity: int, bank_of: list[int], priority: list[float]) -> None:
+        super().__init__(capacity, bank_of)
+        room = max(bank_of.count(bank) for bank in range(self.banks))
+        hottest = sorted(range(len(bank_of)), key=lambda e: (-priority[e], e))
+        self.kept = {e for e in hottest[: max(0, capacity - room)] if priority[e] > 0}
+
+    def victim(self, incoming: int) -> int | None:
+        return self.lowest(self.resident - self.pinned - self.kept)
 
 
 class LruLayer(Lru):
@@ -134,10 +305,35 @@ class LfuDecay(Policy):
         return (key, self.last_use[expert], expert)
 
 
-def make_policy(text: str, capacity: int, bank_of: list[int]) -> Policy:
-    """`none`, `lru`, `lru-layer`, `lfu-decay` or `lfu-decay:H`."""
+class DontNeed(LfuDecay):
+    """Only the `hot` experts of each bank that were used most of late may stay after a use."""
+
+    def __init__(self, capacity: int, bank_of: list[int], hot: int) -> None:
+        super().__init__(capacity, bank_of, 64.0)
+        self.hot = hot
+
+    def keep(self, expert: int) -> bool:
+        used = [e for e, b in enumerate(self.bank_of) if b == self.bank_of[expert] and self.last_use[e]]
+        return expert in sorted(used, key=self.rank, reverse=True)[: self.hot]
+
+
+def make_policy(text: str, capacity: int, bank_of: list[int], priority: list[float] | None = None) -> Policy:
+    """By the core's text. `priority`: per expert of the part, for `pinned`."""
     name, _, argument = text.partition(":")
     if name == "lfu-decay":
         return LfuDecay(capacity, bank_of, float(argument or 16))
-    plain: dict[str, type[Policy]] = {"none": NoRetention, "lru": Lru, "lru-layer": LruLayer}
+    if name == "dontneed":
+        return DontNeed(capacity, bank_of, int(argument or 4))
+    if name == "pinned":
+        assert priority is not None
+        return Pinned(capacity, bank_of, priority)
+    plain: dict[str, type[Policy]] = {
+        "none": Fifo,
+        "fifo": Fifo,
+        "lfu": Lfu,
+        "lru": Lru,
+        "lru-layer": LruLayer,
+        "s3fifo": S3Fifo,
+        "sieve": Sieve,
+    }
     return plain[name](capacity, bank_of)

@@ -13,14 +13,36 @@ from hypothesis import strategies as st
 from moestream import _core
 from reference.cache import ReferenceCache
 
-POLICIES = ["none", "lru", "lru-layer", "lfu-decay", "lfu-decay:3.5", "lfu-decay:200"]
+POLICIES = [
+    "none",
+    "fifo",
+    "lru",
+    "lru-layer",
+    "lfu",
+    "lfu-decay",
+    "lfu-decay:3.5",
+    "lfu-decay:200",
+    "sieve",
+    "s3fifo",
+    "pinned:FILE",
+    "dontneed:0",
+    "dontneed:2",
+]
+
+
+def priorities(experts: int) -> list[float]:
+    """A seed with ties and with experts that it has not seen."""
+    return [float(expert * 7 % 5) for expert in range(experts)]
 
 
 class Both:
     """The core's cache and the reference, driven together; every answer and state must agree."""
 
     def __init__(self, parts: list[tuple[list[int], int]], bank_of: list[int], policy: str) -> None:
-        self.caches = (_core.ExpertCache(parts, bank_of, policy), ReferenceCache(parts, bank_of, policy))
+        seed = priorities(len(bank_of))
+        self.caches = tuple(
+            make(parts, bank_of, policy, seed) for make in (_core.ExpertCache, ReferenceCache)
+        )
         self.experts = range(len(bank_of))
 
     def __call__(self, verb: str, *arguments: Any) -> Any:
@@ -29,6 +51,7 @@ class Both:
         core, reference = self.caches
         assert core.counters() == reference.counters()
         assert [core.residency(e) for e in self.experts] == [reference.residency(e) for e in self.experts]
+        assert [core.keep(e) for e in self.experts] == [reference.keep(e) for e in self.experts]
         return got
 
 
@@ -125,7 +148,7 @@ def fixed_routes(clock: int = 0) -> Iterator[tuple[int, list[tuple[int, int]]]]:
 
 
 def hits(make: Any, policy: str, capacity: int, clock: int = 0) -> int:
-    cache = make([(list(range(12)), capacity)], [0] * 6 + [1] * 6, policy)
+    cache = make([(list(range(12)), capacity)], [0] * 6 + [1] * 6, policy, priorities(12))
     for token, route in fixed_routes(clock):
         cache.route(route, token, 1)
     return int(cache.counters()["hits"])
@@ -180,6 +203,9 @@ def test_constructor_names_what_is_wrong() -> None:
     for parts, policy, text in [
         ([([0, 1], 1)], "lur", "unknown member 'lur'.*lfu-decay, lru, lru-layer, none"),
         ([([0, 1], 1)], "lru:3", "lru takes no argument"),
+        ([([0, 1], 1)], "sieve:3", "sieve takes no argument"),
+        ([([0, 1], 1)], "pinned:FILE", "pinned needs a trace.*pinned:FILE"),
+        ([([0, 1], 1)], "dontneed:-1", "how many experts of a bank stay"),
         ([([0, 1], 1)], "lfu-decay:0", "half-life is a number of tokens"),
         ([([0, 1], 1)], "lfu-decay:16x", "half-life is a number of tokens"),
         ([([0, 1], 1)], "lfu-decay:", "lacks its argument"),
@@ -210,5 +236,5 @@ def test_route_is_checked() -> None:
 
 def test_policy_members_have_help() -> None:
     members = _core.policy_members()
-    assert list(members) == ["lfu-decay", "lru", "lru-layer", "none"]
+    assert sorted({text.partition(":")[0] for text in POLICIES}) == list(members)
     assert all(members.values())

@@ -63,4 +63,10 @@ class IndexedHeap {
     Before before_;
 };
 
+// The order of a queue whose members may be taken out and put back in their places: by a number given on joining.
+struct Earlier {
+    const std::vector<uint64_t>* joined;  // per item; no two alike
+    bool operator()(uint32_t a, uint32_t b) const { return (*joined)[a] < (*joined)[b]; }
+};
+
 }  // namespace moestream

@@ -20,6 +20,12 @@ class RecencyLists {
     bool empty(uint32_t list) const { return links_[experts_ + list].next == experts_ + list; }
     uint32_t oldest(uint32_t list) const { return empty(list) ? kNone : links_[experts_ + list].next; }
 
+    // The member of `list` that comes after `expert`, kNone at its end.
+    uint32_t newer(uint32_t list, uint32_t expert) const {
+        const uint32_t next = links_[expert].next;
+        return next == experts_ + list ? kNone : next;
+    }
+
     void insert(uint32_t list, uint32_t expert) {
         const uint32_t end = experts_ + list;
         uint32_t newer = links_[end].next, older = links_[end].previous;  // of the places still possible
