@@ -28,8 +28,8 @@ class Choices:
     """``ids`` [tokens, layers, k]: numbers inside the bank in the router's order, -1 where there is none.
 
     "Layers" are the banks whose choices were seen, in the order they are routed: ``banks`` their numbers, ``layers``
-    the model's layer of each, ``experts`` how many each has, ``used`` how many a token takes of them. ``alone``
-    [tokens]: the token was a step by itself, so that what it needed was a demand of its own.
+    the model's layer of each, ``experts`` how many each has, ``used`` how many a token takes of them. ``clock``
+    [tokens], ascending: the tokens processed before each.
     """
 
     ids: Int32
@@ -37,7 +37,7 @@ class Choices:
     layers: tuple[int, ...]
     experts: tuple[int, ...]
     used: tuple[int, ...]
-    alone: Bool
+    clock: NDArray[np.int64]
 
     @property
     def tokens(self) -> int:
@@ -69,13 +69,11 @@ def from_trace(trace: Trace) -> Choices:
     first = int(routes.token[chosen].min())
     tokens = int((routes.token[chosen] + routes.tokens[chosen]).max()) - first
     ids = np.full((tokens, len(banks), int(routes.k[chosen].max())), -1, np.int32)
-    alone = np.zeros(tokens, bool)
     for route in chosen.tolist():
         rows = routes.of(route)
         # Rows are dropped from the front: what is asked for of a prompt is its last token.
         end = int(routes.token[route] + routes.tokens[route]) - first
         ids[end - len(rows) : end, place[int(routes.bank[route])], : rows.shape[1]] = rows
-        alone[end - 1] = routes.tokens[route] == 1
     # Clocks run on where a step failed: such tokens chose nothing.
     kept = (ids[:, :, 0] >= 0).any(axis=1)
     return Choices(
@@ -84,21 +82,16 @@ def from_trace(trace: Trace) -> Choices:
         tuple(int(model["layers"][bank]) for bank in banks),
         tuple(int(model["experts"][bank]) for bank in banks),
         tuple(int(used[bank]) for bank in banks),
-        alone[kept],
+        np.nonzero(kept)[0] + first,
     )
 
 
-def from_array(chosen: NDArray[np.integer], experts: int, alone: Bool | None = None) -> Choices:
+def from_array(chosen: NDArray[np.integer], experts: int) -> Choices:
     """Choices of a model whose layers are all alike, [tokens, layers, k]."""
     tokens, layers, k = chosen.shape
-    every = np.ones(tokens, bool) if alone is None else alone
+    every = tuple(range(layers))
     return Choices(
-        chosen.astype(np.int32),
-        tuple(range(layers)),
-        tuple(range(layers)),
-        (experts,) * layers,
-        (k,) * layers,
-        every,
+        chosen.astype(np.int32), every, every, (experts,) * layers, (k,) * layers, np.arange(tokens)
     )
 
 
