@@ -6,7 +6,6 @@ whole, the rows of a prompt that llama.cpp drops before the last layer) are miss
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -102,7 +101,7 @@ def source(choices: Choices, target: int, lookahead: int) -> tuple[int, int]:
     return layer, -tokens_back
 
 
-def back(rows: NDArray[np.generic], tokens: int) -> NDArray[np.generic]:
+def back(rows: Bool, tokens: int) -> Bool:
     """Row t holds what row ``t - tokens`` held; the first ones zeros."""
     if tokens == 0:
         return rows
@@ -114,13 +113,3 @@ def back(rows: NDArray[np.generic], tokens: int) -> NDArray[np.generic]:
 def split(tokens: int, held_out: float) -> int:
     """The first token that is held out: the last ``held_out`` of them are, and at least one where there are two."""
     return max(1, tokens - max(1, round(tokens * held_out))) if tokens > 1 else tokens
-
-
-def same_model(traces: Sequence[Trace], names: Sequence[str]) -> None:
-    """RefusedError, naming both, unless all traces are of one model."""
-    for trace, name in zip(traces, names, strict=True):
-        if trace.identity != traces[0].identity:
-            raise RefusedError(
-                f"{name} is a trace of model {trace.identity}, {names[0]} of model {traces[0].identity}: "
-                "fit each model's traces by themselves"
-            )

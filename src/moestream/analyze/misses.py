@@ -71,9 +71,7 @@ def _first_experts(recording: Recording, choices: Choices) -> NDArray[np.int64]:
     return first[list(choices.banks)].astype(np.int64)
 
 
-def _flat(
-    ids: NDArray[np.int32], first: NDArray[np.int64]
-) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+def _flat(ids: NDArray[np.int32], first: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
     """Rows of numbers inside a bank (-1: none) as global numbers one after another, and where each row starts."""
     named = ids >= 0
     experts = (ids + first[:, None])[named]
@@ -109,7 +107,11 @@ def absent_before(
 
 
 def coverage(
-    solo: Recording, choices: Choices, named: list[Named], absent: tuple[list[Bool], NDArray[np.int64]], wishes: int
+    solo: Recording,
+    choices: Choices,
+    named: list[Named],
+    absent: tuple[list[Bool], NDArray[np.int64]],
+    wishes: int,
 ) -> dict[str, float | None]:
     """Of the misses of the judged tokens the share (of bytes) that the first ``wishes`` name; and the bytes that would
     be read for nothing for each byte read in time. What reading early does to the cache is not in it."""
@@ -156,7 +158,11 @@ def demand(solo: Recording, choices: Choices) -> dict[str, Any]:
     parts = solo.geometry.parts
     whole = sum(part.experts * part.frame_bytes for part in parts)
     # A budget is split over parts in proportion to their bytes: the first part that hits is the cliff.
-    cliffs = [whole * capacity / part.experts for part, capacity in zip(parts, _cliffs(solo), strict=True) if capacity]
+    cliffs = [
+        whole * capacity / part.experts
+        for part, capacity in zip(parts, _cliffs(solo), strict=True)
+        if capacity
+    ]
     cliff = min(cliffs) if cliffs else None
     return {
         "bytes_per_token": per_token,
@@ -190,7 +196,11 @@ def _cliffs(solo: Recording) -> list[int | None]:
 
 
 def report(
-    solo: Recording, choices: Choices, predictions: dict[str, dict[int, list[Named]]], policy: str, capacities: Sequence[int]
+    solo: Recording,
+    choices: Choices,
+    predictions: dict[str, dict[int, list[Named]]],
+    policy: str,
+    capacities: Sequence[int],
 ) -> dict[str, Any]:
     """One budget: what of it was missed, and ``by`` predictor and number of wishes what ``coverage`` and ``effect``
     say."""

@@ -47,7 +47,11 @@ def predict(choices: Choices, seed: int = 0) -> Predictions:
     generator = np.random.default_rng(seed)
     previous = [Named(_earlier(choices.ids[:, t])) for t in layers]
     random = [
-        Named(generator.random((choices.tokens, choices.experts[t])).argsort(axis=1)[:, : choices.used[t]].astype(np.int32))
+        Named(
+            generator.random((choices.tokens, choices.experts[t]))
+            .argsort(axis=1)[:, : choices.used[t]]
+            .astype(np.int32)
+        )
         for t in layers
     ]
     made: Predictions = {
@@ -136,7 +140,7 @@ def chosen(ids: NDArray[np.integer], hot: NDArray[np.bool_]) -> Bool:
     return found
 
 
-def report(trace: Trace | None, choices: Choices, predictions: Predictions) -> dict[str, Any]:
+def report(choices: Choices, predictions: Predictions) -> dict[str, Any]:
     """``recall`` by predictor, lookahead and layer (of as many experts as a token uses), ``precision`` by predictor
     and number of wishes one layer ahead, and why a predictor is ``absent``."""
     tokens = held_out(choices)
@@ -145,7 +149,7 @@ def report(trace: Trace | None, choices: Choices, predictions: Predictions) -> d
     used = max(choices.used)
     if "ridge" not in made:
         absent["ridge"] = NO_RIDGE
-    if "gate" not in made:
+    if not any(name.startswith("gate") for name in made):
         absent["gate"] = NO_GATE.format(used=used)
     return {
         "k": used,

@@ -1,0 +1,182 @@
+"""``moestream analyze TRACE``: how skewed and how local routing is, and what could be known of it in advance."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moestream.errors import UsageError
+from moestream.units import format_bytes
+
+#: Distances the summary shows; --json has all.
+_DISTANCES = (1, 2, 4, 8, 16, 32)
+
+
+def analyze(
+    trace: Annotated[Path, typer.Argument(help="A trace, made by run --trace.")],
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write one JSON object there; - for stdout.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw a heat map, locality and recall: a .png, .svg or .pdf.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Expert memory to count misses at: 25%, 400MB, recorded; several with commas."),
+    ] = None,
+) -> None:
+    """Show skew, locality, how well predictors name what comes next, and what of it a cache would have missed.
+
+    Misses are counted one token a step, a prompt's too, by the engine's own cache under the trace's policy.
+    """
+    from moestream.analyze.plot import check_plot
+    from moestream.analyze.plot import plot as draw
+    from moestream.analyze.report import analyze as make
+    from moestream.replay.curves import parse_budgets
+    from moestream.replay.run import prepare
+    from moestream.trace.read import read_trace
+
+    if plot is not None:
+        check_plot(plot)
+    found = read_trace(trace)
+    recording = prepare(found, str(trace))
+    budgets = parse_budgets(budget or ("recorded" if recording.capacities else "25%"), [recording])
+    document = make(found, recording, budgets)
+    if plot is not None:
+        draw(document, plot)
+    if json == "-":
+        print(json_module.dumps(document, indent=1))
+        return
+    if json is not None:
+        write_json(document, Path(json))
+    _print(document)
+    for path in (json, plot):
+        if path is not None:
+            print(f"wrote {path}", file=sys.stderr)
+
+
+def write_json(document: dict[str, Any], path: Path) -> None:
+    """Write a JSON file whole or not at all. UsageError when it exists and is no JSON, so no model is lost."""
+    from moestream.make.output import new_file
+
+    if path.exists() and path.suffix != ".json":
+        raise UsageError(f"{path} exists: name a .json file to replace, or another place")
+    text = json_module.dumps(document, indent=1) + "\n"
+    with new_file(path, len(text)) as temporary:
+        temporary.write_text(text)
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    model, demand = document["model"], document["demand"]
+    console.print(f"{document['trace']}: {document['tokens']} tokens, {len(document['layers'])} layers", soft_wrap=True)
+    console.print(f"model      {model['name'] or model['arch']} ({model['identity']})", soft_wrap=True)
+    console.print(f"mechanism  {document['mechanism']}", soft_wrap=True)
+    console.print(
+        f"demand     {format_bytes(demand['bytes_per_token'])} a token of {format_bytes(demand['expert_bytes'])} "
+        "of experts",
+        soft_wrap=True,
+    )
+    cliff = "never hits in this trace" if demand["cliff_bytes"] is None else (
+        f"hits nothing below {format_bytes(demand['cliff_bytes'])} ({demand['cliff_share']:.1%} of the experts)"
+    )
+    console.print(f"cliff      a global LRU {cliff}", soft_wrap=True)
+    console.print(_layers_table(document))
+    console.print(_locality_table(document))
+    console.print(_predictors_table(document))
+    for name, why in document["predictors"]["absent"].items():
+        console.print(f"{name}: {why}", soft_wrap=True)
+    for budget in document["budgets"]:
+        console.print(_budget_table(budget))
+
+
+def _table(title: str, *columns: str) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _layers_table(document: dict[str, Any]) -> Any:
+    """One row a layer: skew, overlap with the token before, recall of each predictor."""
+    told = document["predictors"]["recall"]
+    table = _table(
+        f"By layer: fewest experts for 50, 80, 95 % of activations; recall@{document['predictors']['k']} one layer ahead",
+        "layer", "experts", "50%", "80%", "95%", "distinct", "in 64", "overlap", "shuffled", *told,
+    )  # fmt: skip
+    near = document["locality"]
+    for number, row in enumerate(document["skew"]):
+        window = row["distinct_in_window"]
+        table.add_row(
+            str(row["layer"]),
+            str(row["experts"]),
+            *(str(count) for count in row["needed"].values()),
+            str(row["distinct"]),
+            "-" if window is None else f"{window:.0f}",
+            _share(near["overlap"][number][0]),
+            _share(near["control"][number][0]),
+            *(_share(by["1"][number]) for by in told.values()),
+        )
+    return table
+
+
+def _locality_table(document: dict[str, Any]) -> Any:
+    from moestream.analyze.routing import mean_over_layers
+
+    near = document["locality"]
+    columns = [near["distances"].index(distance) for distance in _DISTANCES]
+    table = _table("Overlap with the token so many before, mean of all layers", "", *map(str, _DISTANCES))
+    for label, kind in (("as it was", "overlap"), ("shuffled", "control")):
+        mean = mean_over_layers(near[kind])
+        table.add_row(label, *(_share(mean[column]) for column in columns))
+    return table
+
+
+def _predictors_table(document: dict[str, Any]) -> Any:
+    from moestream.analyze.predictors import LOOKAHEADS
+    from moestream.analyze.routing import mean_over_layers
+
+    told = document["predictors"]
+    wishes = list(next(iter(told["precision"].values())))
+    table = _table(
+        f"Predictors, mean of all layers, on the last {told['tokens']} tokens",
+        "predictor",
+        *(f"recall@{told['k']}, {ahead} ahead" for ahead in LOOKAHEADS),
+        *(f"right of {n}" for n in wishes),
+    )
+    for name, by in told["recall"].items():
+        recalls = [mean_over_layers([[v] for v in by[str(a)]])[0] if str(a) in by else None for a in LOOKAHEADS]
+        table.add_row(name, *map(_share, recalls), *(_share(told["precision"][name][n]) for n in wishes))
+    return table
+
+
+def _budget_table(budget: dict[str, Any]) -> Any:
+    table = _table(
+        f"At {budget['budget']} ({format_bytes(budget['budget_bytes'])}), {budget['policy']}: "
+        f"{_share(budget['miss_rate'])} of the experts missed in the last {budget['tokens']} tokens",
+        "predictor", "named a layer", "misses named", "wasted a saved byte", "demand bytes saved", "all bytes read",
+    )  # fmt: skip
+    for name, by in budget["by"].items():
+        for wishes, row in by.items():
+            wasted = row["wasted_bytes_per_saved_byte"]
+            table.add_row(
+                name,
+                wishes,
+                _share(row["named_share_of_misses"]),
+                "-" if wasted is None else f"{wasted:.2f}",
+                _share(row["demand_bytes_saved"]),
+                _share(row["bytes_read_ratio"]),
+            )
+    return table
