@@ -198,14 +198,12 @@ def load_oracle(path: str | Path, model_identity: str) -> dict[str, Any]:
     """The seeds of ``oracle:FILE``, the routes of a trace in order: route r took the distinct global experts
     ``oracle_experts[oracle_start[r]:oracle_start[r + 1]]``, ascending."""
     trace = _load_trace(path, model_identity)
-    first = trace.first_expert
-    routes = [
-        np.unique(trace.routes.of(route)) + first[trace.routes.bank[route]]
-        for route in range(len(trace.routes))
-    ]
-    start = np.concatenate([[0], np.cumsum([len(route) for route in routes])])
+    routes, total = trace.routes, int(trace.first_expert[-1])
+    route = np.repeat(np.arange(len(routes)), np.diff(routes.id_start))
+    taken = np.unique(route * total + trace.first_expert[routes.bank[route]] + routes.ids)
+    start = np.concatenate([[0], np.cumsum(np.bincount(taken // total, minlength=len(routes)))])
     return {
-        "oracle_experts": np.concatenate(routes).astype(np.uint32),
+        "oracle_experts": (taken % total).astype(np.uint32),
         "oracle_start": start.astype(np.uint64),
     }
 

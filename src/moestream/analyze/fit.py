@@ -170,12 +170,17 @@ def check_out(out: Path) -> None:
         if out.exists() and not (out.is_file() and is_fit(out)):
             raise UsageError(f"{out} exists and is no fit file: name another place with --out")
     except OSError as error:
-        raise UsageError(f"cannot read {out}: {error.strerror or error}; name another place with --out") from None
+        raise UsageError(
+            f"cannot read {out}: {error.strerror or error}; name another place with --out"
+        ) from None
 
 
 def write_fit(made: Fit, out: Path) -> None:
     """Write ``out`` whole or not at all; see ``check_out``."""
     check_out(out)
     arrays = made.arrays()
-    with new_file(out, sum(array.nbytes for array in arrays.values())) as temporary, temporary.open("wb") as file:
+    with (
+        new_file(out, sum(array.nbytes for array in arrays.values())) as temporary,
+        temporary.open("wb") as file,
+    ):
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

@@ -80,11 +80,14 @@ def _locality(axes: Any, document: dict[str, Any]) -> None:
         axes.plot(distances, _percent(where["overlap"][layer]), color=colour, label=f"layer {layers[layer]}")
     mean, control = (mean_over_layers(where[kind]) for kind in ("overlap", "control"))
     axes.plot(distances, _percent(mean), color="black", linewidth=2.5, label="mean of all layers")
-    axes.plot(distances, _percent(control), color="grey", linestyle="--", linewidth=2, label="mean, tokens shuffled")
+    axes.plot(
+        distances, _percent(control), color="grey", linestyle="--", linewidth=2, label="mean, tokens shuffled"
+    )
     axes.set_title("How much of a token's choice an earlier token had chosen too")
     axes.set_xlabel("distance, tokens")
     axes.set_ylabel("overlap, %")
     axes.set_xlim(distances[0], distances[-1])
+    axes.set_xticks([distance for distance in distances if distance == 1 or distance % 4 == 0])
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(ncols=2, fontsize="small")
@@ -98,10 +101,17 @@ def _recall(axes: Any, document: dict[str, Any]) -> None:
     colours = {"ridge": "C0", "previous": "C1", "random": "grey"}
     for name, by in told["recall"].items():
         colour = colours.get(name, "C2")
-        axes.plot(places, _percent(by["1"]), color=colour, marker="o", markersize=3, label=name)
+        label = f"{name}, as the run asked" if ":" in name else name
+        axes.plot(places, _percent(by["1"]), color=colour, marker="o", markersize=3, label=label)
         # The others see nothing of the token: a lookahead changes nothing.
         for ahead, style in (("2", "--"), ("3", ":")) if name == "ridge" else ():
-            axes.plot(places, _percent(by[ahead]), color=colour, linestyle=style, label=f"{name}, {ahead} layers ahead")
+            axes.plot(
+                places,
+                _percent(by[ahead]),
+                color=colour,
+                linestyle=style,
+                label=f"{name}, {ahead} layers ahead",
+            )
     axes.set_title(f"Experts told one layer ahead: recall@{told['k']}, {told['tokens']} tokens held out")
     axes.set_xlabel("layer")
     axes.set_ylabel("recall, %")

@@ -22,7 +22,9 @@ def cache_policy(mechanism: str) -> str:
     or needs a file to be replayed."""
     own = Mechanism.parse(mechanism)
     name = own.policy.partition(":")[0]
-    return own.policy if own.store == "arena" and name not in ("none", "pinned", "dontneed") else DEFAULT.policy
+    return (
+        own.policy if own.store == "arena" and name not in ("none", "pinned", "dontneed") else DEFAULT.policy
+    )
 
 
 def analyze(trace: Trace, recording: Recording, budgets: Sequence[Budget]) -> dict[str, Any]:
@@ -51,7 +53,10 @@ def analyze(trace: Trace, recording: Recording, budgets: Sequence[Budget]) -> di
         "predictors": predictors.report(choices, predictions),
         "demand": misses.demand(solo, choices),
         "budgets": [
-            {"budget": budget.text, **misses.report(solo, choices, predictions, policy, budget.capacities(solo))}
+            {
+                "budget": budget.text,
+                **misses.report(solo, choices, predictions, policy, budget.capacities(solo)),
+            }
             for budget in budgets
         ],
     }

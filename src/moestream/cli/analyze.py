@@ -75,7 +75,9 @@ def _print(document: dict[str, Any]) -> None:
 
     console = Console(highlight=False, markup=False)
     model, demand = document["model"], document["demand"]
-    console.print(f"{document['trace']}: {document['tokens']} tokens, {len(document['layers'])} layers", soft_wrap=True)
+    console.print(
+        f"{document['trace']}: {document['tokens']} tokens, {len(document['layers'])} layers", soft_wrap=True
+    )
     console.print(f"model      {model['name'] or model['arch']} ({model['identity']})", soft_wrap=True)
     console.print(f"mechanism  {document['mechanism']}", soft_wrap=True)
     console.print(
@@ -83,8 +85,12 @@ def _print(document: dict[str, Any]) -> None:
         "of experts",
         soft_wrap=True,
     )
-    cliff = "never hits in this trace" if demand["cliff_bytes"] is None else (
-        f"hits nothing below {format_bytes(demand['cliff_bytes'])} ({demand['cliff_share']:.1%} of the experts)"
+    cliff = (
+        "never hits in this trace"
+        if demand["cliff_bytes"] is None
+        else (
+            f"hits nothing below {format_bytes(demand['cliff_bytes'])} ({demand['cliff_share']:.1%} of the experts)"
+        )
     )
     console.print(f"cliff      a global LRU {cliff}", soft_wrap=True)
     console.print(_layers_table(document))
@@ -113,7 +119,8 @@ def _layers_table(document: dict[str, Any]) -> Any:
     """One row a layer: skew, overlap with the token before, recall of each predictor."""
     told = document["predictors"]["recall"]
     table = _table(
-        f"By layer: fewest experts for 50, 80, 95 % of activations; recall@{document['predictors']['k']} one layer ahead",
+        "By layer: fewest experts for 50, 80, 95 % of activations; overlap with the token before; "
+        f"recall@{document['predictors']['k']} one layer ahead",
         "layer", "experts", "50%", "80%", "95%", "distinct", "in 64", "overlap", "shuffled", *told,
     )  # fmt: skip
     near = document["locality"]
@@ -157,7 +164,9 @@ def _predictors_table(document: dict[str, Any]) -> Any:
         *(f"right of {n}" for n in wishes),
     )
     for name, by in told["recall"].items():
-        recalls = [mean_over_layers([[v] for v in by[str(a)]])[0] if str(a) in by else None for a in LOOKAHEADS]
+        recalls = [
+            mean_over_layers([[v] for v in by[str(a)]])[0] if str(a) in by else None for a in LOOKAHEADS
+        ]
         table.add_row(name, *map(_share, recalls), *(_share(told["precision"][name][n]) for n in wishes))
     return table
 

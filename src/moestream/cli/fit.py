@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 def fit(
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Traces of one model.")],
     out: Annotated[Path, typer.Option(help="Where to write the fit, an .npz file.")],
-    wishes: Annotated[
-        int, typer.Option(min=1, max=64, help="Experts it names a layer when it runs.")
-    ] = 1,
+    wishes: Annotated[int, typer.Option(min=1, max=64, help="Experts it names a layer when it runs.")] = 1,
 ) -> None:
     """Fit a linear map from the choices already made to the next layer's, and say how well it does.
 
@@ -36,7 +34,11 @@ def fit(
     check_same_model([prepare(trace, str(path)) for trace, path in zip(found, traces, strict=True)])
     model = found[0].meta["model"]
     made = make(
-        [from_trace(trace) for trace in found], found[0].identity, str(model.get("name", "")), found[0].experts, wishes
+        [from_trace(trace) for trace in found],
+        found[0].identity,
+        str(model.get("name", "")),
+        found[0].experts,
+        wishes,
     )
     write_fit(made, out)
     _print(made, out)
