@@ -37,7 +37,9 @@ class Recorder {
         std::vector<uint32_t> bank;
         std::vector<uint64_t> token;  // tokens before the pass
         std::vector<uint32_t> tokens;
-        std::vector<uint32_t> rows;  // rows of ids: tokens, or 1 where the choice was not seen and all were read
+        // Rows of ids: the pass's tokens; fewer in the last layer, which computes only rows whose logits are wanted; 1
+        // where the choice was not seen and the whole bank was read.
+        std::vector<uint32_t> rows;
         std::vector<uint32_t> k;     // ids a row
         std::vector<uint32_t> wishes;
         std::vector<int32_t> ids;        // rows * k a route, numbers inside the bank

@@ -47,7 +47,8 @@ class Routes:
     """``n`` routes in the order they happened.
 
     ``step``, ``bank``, ``token`` (tokens before the pass: the policies' clock), ``tokens`` of the pass, ``rows`` of
-    ids (``tokens``, or 1 where the choice was not seen and the whole bank was read) and ``k`` ids a row: [n].
+    ids and ``k`` ids a row: [n]. Rows are the pass's tokens; fewer in the last layer, which computes only the rows
+    whose logits are wanted (the last ones); 1 where the choice was not seen and the whole bank was read.
     Route r's ids are ``ids[id_start[r]:id_start[r + 1]]``, row by row, numbers inside the bank; its wishes are
     ``wish_ids[wish_start[r]:wish_start[r + 1]]``, *global* expert numbers.
     """
