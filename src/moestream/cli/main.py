@@ -27,6 +27,7 @@ COMMANDS = {
     "plan": "Say how a memory cap would be divided, and how fast that can be.",
     "inspect": "Show a model's expert table: what streams and what stays.",
     "mechanisms": "List every part of a mechanism, and what this box has.",
+    "replay": "Say what other policies and budgets would have read.",
     "demo-model": "Build the demo model, 3.2 GB, from an installed package.",
     "make-model": "Write a model of any shape with random weights.",
 }

@@ -113,6 +113,8 @@ def prepare(trace: Trace, name: str = "") -> Recording:
     experts = np.asarray(trace.experts, np.int64)
     if len(routes) == 0:
         raise RefusedError(f"{name or 'the trace'} has no routes: record it with a model that has experts")
+    if not model["parts"]:
+        raise RefusedError(f"{name or 'the trace'} is of a model whose experts are too small to stream")
     if routes.bank.min() < 0 or routes.bank.max() >= len(experts):
         raise RefusedError(f"{name or 'the trace'} routes in bank {int(routes.bank.max())} of {len(experts)}")
     route = np.repeat(np.arange(len(routes)), np.diff(routes.id_start))

@@ -1,0 +1,258 @@
+"""``moestream replay TRACE...``: what other policies and budgets would have read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_module
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moestream.errors import UsageError
+from moestream.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from moestream.replay import Fidelity, Options, Point, Recording
+
+HALVES = ("first", "second")
+#: What --plot writes, by the file's ending.
+PLOTS = (".svg", ".png")
+
+
+def replay(
+    traces: Annotated[
+        list[str], typer.Argument(metavar="TRACE...", help="Traces of one model (run --trace).")
+    ],
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Names with commas, or all. Left out: the ones worth comparing, and belady."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="25%, 400MB or recorded, with commas. Left out: a curve up to all experts."),
+    ] = None,
+    disk: Annotated[str | None, typer.Option(help="The disk's rate, for an expected speed: 1.9GB/s.")] = None,
+    compute: Annotated[str | None, typer.Option(help="A token's time with all in memory: 34ms.")] = None,
+    probe: Annotated[Path | None, typer.Option(help="Take both rates from this file.")] = None,
+    half: Annotated[str | None, typer.Option(help="Only the first or the second half of the steps.")] = None,
+    warm_half: Annotated[
+        bool, typer.Option("--warm-half", help="The first half warms the cache, the second is counted.")
+    ] = False,
+    no_speculation: Annotated[
+        bool, typer.Option("--no-speculation", help="Leave out what the engine read early.")
+    ] = False,
+    json: Annotated[
+        str | None, typer.Option(help="Write one JSON object to this file; - prints it instead.")
+    ] = None,
+    plot: Annotated[str | None, typer.Option(help="Draw the curves into this .svg or .png file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
+) -> None:
+    """Feed recorded routes to the engine's own cache under other policies and budgets: hits, bytes, expected speed.
+
+    belady is the bound: it knows the routes to come. What the engine asked for early is replayed too.
+    """
+    _check_words(half, warm_half, json, plot, force)
+    # numpy and the traces' reader: wrong words are to be told at once.
+    from moestream.replay import (
+        Options,
+        check_fidelity,
+        check_same_model,
+        curves,
+        parse_budgets,
+        parse_policies,
+    )
+    from moestream.replay import parse_rates, prepare
+    from moestream.seeds import load_priorities
+    from moestream.trace.read import read_trace
+
+    options = Options(half, warm_half, not no_speculation, parse_rates(disk, compute, probe))
+    read = [(path, read_trace(Path(path))) for path in dict.fromkeys(traces)]
+    recordings = [prepare(trace, path) for path, trace in read]
+    check_same_model(recordings)
+    policies = parse_policies(policy, lambda path: load_priorities(path, recordings[0].identity))
+    budgets = parse_budgets(budget, recordings)
+    checked = [
+        check_fidelity(trace, recording) for (_, trace), recording in zip(read, recordings, strict=True)
+    ]
+    points = list(curves(recordings, policies, budgets, options))
+    if json is not None:
+        _write_json(json, describe(recordings, checked, points, options))
+    if plot is not None:
+        from moestream.replay.plot import draw
+
+        draw(points, Path(plot), title=_title(recordings, options))
+    if json != "-":
+        _print(recordings, checked, points, options)
+
+
+def _check_words(half: str | None, warm_half: bool, json: str | None, plot: str | None, force: bool) -> None:
+    """What can be told before anything is read: minutes of replay are not to end in a file that cannot be written."""
+    if half is not None and half not in HALVES:
+        raise UsageError(f"--half is first or second, not {half!r}")
+    if half is not None and warm_half:
+        raise UsageError("--half replays one half alone, --warm-half both: name one of them")
+    if plot is not None and Path(plot).suffix.lower() not in PLOTS:
+        raise UsageError(f"--plot writes {' or '.join(PLOTS)} files, not {plot!r}")
+    for option, path in (("--json", json), ("--plot", plot)):
+        if path is None or (option, path) == ("--json", "-"):
+            continue
+        if Path(path).exists() and not force:
+            raise UsageError(f"{option}: {path} exists: name another file or add --force")
+        if not Path(path).absolute().parent.is_dir():
+            raise UsageError(f"{option}: there is no directory {Path(path).parent}")
+
+
+def describe(
+    recordings: list[Recording], checked: list[Fidelity | None], points: list[Point], options: Options
+) -> dict[str, Any]:
+    """The curves as plain JSON values; sizes in bytes."""
+    from moestream.replay import gaps_closed
+
+    return {
+        "format": "moestream-replay",
+        "version": 1,
+        "model": {
+            "identity": recordings[0].identity,
+            "expert_bytes": recordings[0].geometry.frame_bytes_total,
+            "parts": [
+                {"banks": list(part.banks), "frame_bytes": part.frame_bytes, "experts": part.experts}
+                for part in recordings[0].geometry.parts
+            ],
+        },
+        "traces": [
+            {
+                "path": recording.name,
+                "mechanism": recording.mechanism,
+                "routes": len(recording),
+                "routed_experts": len(recording.experts),
+                "capacities": list(recording.capacities),
+                "recorded": None if fidelity is None else dataclasses.asdict(fidelity),
+            }
+            for recording, fidelity in zip(recordings, checked, strict=True)
+        ],
+        **dataclasses.asdict(options),
+        "points": [
+            {
+                **dataclasses.asdict(point),
+                "hit_rate": point.figures.hit_rate,
+                "bytes_read": point.figures.bytes_read,
+                "gap_closed": gap,
+            }
+            for point, gap in zip(points, gaps_closed(points), strict=True)
+        ],
+    }
+
+
+def _write_json(path: str, document: dict[str, Any]) -> None:
+    text = json_module.dumps(document, indent=2)
+    if path == "-":
+        print(text)
+        return
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _title(recordings: list[Recording], options: Options) -> str:
+    names = ", ".join(Path(recording.name).name for recording in recordings[:3])
+    more = f" and {len(recordings) - 3} more" if len(recordings) > 3 else ""
+    part = (
+        f", {options.half} half"
+        if options.half
+        else ", second half after a warm first"
+        if options.warm_half
+        else ""
+    )
+    return names + more + part
+
+
+def _print(
+    recordings: list[Recording], checked: list[Fidelity | None], points: list[Point], options: Options
+) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, file=sys.stdout)
+    for recording, fidelity in zip(recordings, checked, strict=True):
+        console.print(
+            f"{recording.name}: {len(recording)} routes, {len(recording.experts)} routed experts, "
+            f"recorded under {recording.mechanism}",
+            soft_wrap=True,
+        )
+        console.print(f"  {_fidelity_line(fidelity)}", soft_wrap=True)
+    _print_table(console, points, options, several=len(recordings) > 1)
+    for line in _notes(points, options):
+        console.print(line, soft_wrap=True)
+
+
+def _fidelity_line(fidelity: Fidelity | None) -> str:
+    if fidelity is None:
+        return "its mechanism kept no experts itself: there are no recorded hits to reproduce"
+    if fidelity.different_steps == 0:
+        return (
+            f"replayed as recorded ({fidelity.policy}): {fidelity.hits} hits and {fidelity.misses} misses, "
+            f"the same in each of {fidelity.steps} steps"
+        )
+    return (
+        f"warning: replayed as recorded ({fidelity.policy}), {fidelity.different_steps} of {fidelity.steps} steps "
+        f"differ: {fidelity.hits} hits, recorded {fidelity.recorded_hits} (a trace that does not begin with the load, "
+        "or another version's policy)"
+    )
+
+
+def _print_table(console: Console, points: list[Point], options: Options, several: bool) -> None:
+    from rich.table import Table
+
+    from moestream.replay import gaps_closed
+
+    table = Table("budget", "policy", *(["trace"] if several else []))
+    for column in ("hits", "misses", "read", "of demand", "gap closed"):
+        table.add_column(column, justify="right")
+    if options.rates is not None:
+        table.add_column("tok/s", justify="right")
+        table.add_column("at most", justify="right")
+    before = None
+    for point, gap in zip(points, gaps_closed(points), strict=True):
+        figures = point.figures
+        if before is not None and before != point.budget:
+            table.add_section()
+        speed = point.speed
+        rates = ["-", "-"] if speed is None else [f"{speed.tok_per_s:.2f}", f"{speed.ceiling_tok_per_s:.2f}"]
+        table.add_row(
+            f"{format_bytes(point.budget_bytes)} {point.share:.0%}" if before != point.budget else "",
+            point.policy,
+            *([Path(point.trace).name] if several else []),
+            f"{figures.hit_rate:.1%}",
+            str(figures.misses),
+            format_bytes(figures.bytes_read),
+            f"{figures.bytes_read / max(1, figures.demand_bytes):.1%}",
+            "-" if gap is None else f"{gap:.0%}",
+            *(rates if options.rates is not None else []),
+        )
+        before = point.budget
+    console.print(table)
+
+
+def _notes(points: list[Point], options: Options) -> list[str]:
+    notes = ["gap closed: of the bytes lru reads beyond belady, the share this policy does not read"]
+    if options.rates is not None:
+        notes.append(
+            "tok/s: of decoded tokens, compute and then the disk; at most: the longer of the two alone"
+        )
+    if options.warm_half:
+        notes.append("belady reads least over both halves together, not in the second alone")
+    if any(point.policy == "pinned" for point in points):
+        notes.append(
+            "pinned is seeded by each trace's own first half: hold it against the others with --warm-half"
+        )
+    refused = {point.budget: point.figures.refused for point in points if point.figures.refused}
+    for budget, count in refused.items():
+        notes.append(
+            f"budget {budget}: {count} routes are wider than it holds and are not counted at all: the engine would "
+            "have taken smaller steps"
+        )
+    return notes
