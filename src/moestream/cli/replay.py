@@ -64,8 +64,9 @@ def replay(
         curves,
         parse_budgets,
         parse_policies,
+        parse_rates,
+        prepare,
     )
-    from moestream.replay import parse_rates, prepare
     from moestream.seeds import load_priorities
     from moestream.trace.read import read_trace
 
@@ -176,7 +177,9 @@ def _print(
 ) -> None:
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, file=sys.stdout)
+    # What is piped has no width: a table cut to 80 columns would lose figures.
+    width = None if sys.stdout.isatty() else 160
+    console = Console(highlight=False, markup=False, file=sys.stdout, width=width)
     for recording, fidelity in zip(recordings, checked, strict=True):
         console.print(
             f"{recording.name}: {len(recording)} routes, {len(recording.experts)} routed experts, "
@@ -205,16 +208,19 @@ def _fidelity_line(fidelity: Fidelity | None) -> str:
 
 
 def _print_table(console: Console, points: list[Point], options: Options, several: bool) -> None:
+    from rich import box
     from rich.table import Table
 
     from moestream.replay import gaps_closed
 
-    table = Table("budget", "policy", *(["trace"] if several else []))
-    for column in ("hits", "misses", "read", "of demand", "gap closed"):
-        table.add_column(column, justify="right")
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
+    for column in ("budget", "policy", *(["trace"] if several else [])):
+        table.add_column(column, no_wrap=True)
+    for column in ("hits", "misses", "read", "gap"):
+        table.add_column(column, justify="right", no_wrap=True)
     if options.rates is not None:
-        table.add_column("tok/s", justify="right")
-        table.add_column("at most", justify="right")
+        table.add_column("tok/s", justify="right", no_wrap=True)
+        table.add_column("at most", justify="right", no_wrap=True)
     before = None
     for point, gap in zip(points, gaps_closed(points), strict=True):
         figures = point.figures
@@ -223,13 +229,12 @@ def _print_table(console: Console, points: list[Point], options: Options, severa
         speed = point.speed
         rates = ["-", "-"] if speed is None else [f"{speed.tok_per_s:.2f}", f"{speed.ceiling_tok_per_s:.2f}"]
         table.add_row(
-            f"{format_bytes(point.budget_bytes)} {point.share:.0%}" if before != point.budget else "",
+            f"{format_bytes(point.budget_bytes)} ({point.share:.0%})" if before != point.budget else "",
             point.policy,
             *([Path(point.trace).name] if several else []),
             f"{figures.hit_rate:.1%}",
             str(figures.misses),
             format_bytes(figures.bytes_read),
-            f"{figures.bytes_read / max(1, figures.demand_bytes):.1%}",
             "-" if gap is None else f"{gap:.0%}",
             *(rates if options.rates is not None else []),
         )
@@ -238,7 +243,7 @@ def _print_table(console: Console, points: list[Point], options: Options, severa
 
 
 def _notes(points: list[Point], options: Options) -> list[str]:
-    notes = ["gap closed: of the bytes lru reads beyond belady, the share this policy does not read"]
+    notes = ["gap: of the bytes lru reads beyond belady, the share this policy does not read"]
     if options.rates is not None:
         notes.append(
             "tok/s: of decoded tokens, compute and then the disk; at most: the longer of the two alone"
