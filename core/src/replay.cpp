@@ -81,6 +81,7 @@ Replayed replay(ExpertCache& cache, const RecordedRoutes& routes, std::span<cons
         if (bank >= in_part.size()) in_part.resize(bank + 1);
         in_part[bank] = in_part[bank] || cache.cached(expert);
     }
+    std::vector<bool> given_back(cache.experts());  // its bytes are not there, whatever the cache says
     std::vector<RoutedExpert> routed;
     std::vector<Load> loads;
     CacheCounters before;
@@ -93,11 +94,16 @@ Replayed replay(ExpertCache& cache, const RecordedRoutes& routes, std::span<cons
             }
             result.misses[r] = static_cast<uint32_t>(loads.size());
             result.hits[r] = static_cast<uint32_t>(routed.size() - loads.size());
-            for (const Load& load : loads) result.bytes[r] += part_bytes[cache.part_of(load.expert)];
+            for (const Load& load : loads) given_back[load.expert] = true;
+            for (const RoutedExpert& one : routed) {
+                if (given_back[one.expert]) result.bytes[r] += part_bytes[cache.part_of(one.expert)];
+                given_back[one.expert] = !cache.keep(one.expert);
+            }
         }
         for (const uint32_t expert : routes.wished(r)) {
             Load load;
             if (!cache.speculate(expert, load)) continue;
+            given_back[expert] = false;
             ++result.early[r];
             result.early_bytes[r] += part_bytes[cache.part_of(expert)];
         }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+import moestream._core as _core
 from moestream.errors import BudgetError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.members import POLICIES
@@ -20,7 +21,7 @@ from moestream.replay.speed import Rates, Speed, expected
 from moestream.units import format_bytes, parse_size
 
 #: What is compared when nothing is named: the default, what it must beat, what is known to be good, and the bound.
-DEFAULT_POLICIES = ("lru", "lru-layer", "lfu-decay", "lfu-adapt", "sieve", "s3fifo", BELADY)
+DEFAULT_POLICIES = ("lru", "lru-layer", "lfu-decay", "sieve", "s3fifo", BELADY)
 #: Budgets of a default curve, in shares of all expert bytes.
 DEFAULT_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
 RECORDED = "recorded"
@@ -46,7 +47,7 @@ def parse_policies(text: str | None, load: Callable[[str], NDArray[np.float64]])
         words = [word.strip() for word in text.split(",")]
         if "all" in words:
             at = words.index("all")
-            words[at : at + 1] = [*POLICIES, BELADY]
+            words[at : at + 1] = [*sorted(_core.policy_members()), BELADY]
     return list({policy.text: policy for policy in (_policy(word, load) for word in words)}.values())
 
 

@@ -1,0 +1,112 @@
+"""What the engine did is what replay says it did, step by step: its own routes, its own wishes, its own counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from answers import answer, prompt_tokens
+from conftest import evicted, load
+from moestream.replay import BELADY, check_fidelity, parse_budgets, prepare, replay
+from moestream.stats import Step
+from moestream.trace import Trace, TraceBuilder
+from moestream.trace.trace import SLAB_KINDS
+
+
+class Kept:
+    """A sink that keeps the trace in memory."""
+
+    def __init__(self) -> None:
+        self.builder: TraceBuilder | None = None
+
+    def begin(self, meta: dict[str, Any]) -> None:
+        self.builder = TraceBuilder(meta)
+
+    def step(self, index: int, phase: str, step: Step, events: Mapping[str, Any]) -> None:
+        assert self.builder is not None
+        self.builder.add(index, phase, asdict(step), events)
+
+    def close(self, events: Mapping[str, Any] | None = None) -> None:
+        pass
+
+    def discard(self) -> None:
+        pass
+
+
+def traced(path: Path, mechanism: str, prompt: int, experts: int = 0, **arguments: Any) -> tuple[Trace, bool]:
+    """The trace of a prompt and twelve tokens, and whether anything had to leave."""
+    sink = Kept()
+    llama = load(path, mechanism, experts=experts, trace=sink, **arguments)
+    answer(llama, prompt_tokens(prompt, llama.n_vocab()), 12)
+    left = evicted(llama)
+    llama.close()
+    assert sink.builder is not None
+    return sink.builder.build(), left
+
+
+@pytest.mark.parametrize(
+    ("arch", "mechanism", "prompt"),
+    [
+        ("olmoe", "arena+uring:8+lru+none", 5),
+        ("olmoe", "arena+uring:8+lfu-decay:16+gate:2", 5),
+        ("olmoe", "arena+threads:2+lru-layer+gate:8", 40),
+        ("olmoe", "arena+sync+sieve+previous:4", 3),
+        ("olmoe", "arena+uring:8+s3fifo+random:4", 3),
+        ("qwen2moe", "arena+uring:8+fifo+gate:4", 20),
+    ],
+)
+def test_replay_of_the_recorded_mechanism_is_the_record(
+    tiny: Callable[..., Path], arch: str, mechanism: str, prompt: int
+) -> None:
+    trace, left = traced(tiny(arch), mechanism, prompt)
+    assert left
+    recording = prepare(trace)
+    fidelity = check_fidelity(trace, recording)
+    assert fidelity is not None
+    assert fidelity.different_steps == 0, fidelity
+    assert (fidelity.hits, fidelity.misses) == (fidelity.recorded_hits, fidelity.recorded_misses)
+    assert fidelity.misses > 0
+    done = replay(recording, trace.meta["mechanism"].split("+")[2], recording.capacities)
+    table = done.per_step()
+    for name in ("early", "bytes", "early_bytes"):
+        assert len(table[name]) == len(trace.steps["step"])
+    assert table["early"].tolist() == trace.steps["speculative_issued"].tolist()
+    assert not done.refused.any()
+
+
+def test_bytes_are_those_of_the_slabs_read(tiny: Callable[..., Path]) -> None:
+    """Without early reads there is no read that was taken back: every byte is a miss's."""
+    trace, _ = traced(tiny("olmoe"), "arena+uring:8+lru+none", 5)
+    done = replay(prepare(trace), "lru", prepare(trace).capacities)
+    assert done.per_step()["bytes"].tolist() == trace.steps["bytes_read"].tolist()
+    demand = trace.slabs.kind == SLAB_KINDS.index("demand")
+    assert done.bytes.sum() == trace.slabs.bytes[demand].sum()
+
+
+def test_recorded_budget_is_split_as_the_engine_did(tiny: Callable[..., Path]) -> None:
+    trace, _ = traced(tiny("olmoe"), "arena+uring:8+lru+none", 5, experts=6 << 20)
+    recording = prepare(trace)
+    by_bytes, as_recorded = parse_budgets(f"{trace.meta['budget']['expert_bytes']},recorded", [recording])
+    assert by_bytes.capacities(recording) == as_recorded.capacities(recording) == recording.capacities
+
+
+def test_a_mapped_store_can_be_replayed_too(tiny: Callable[..., Path]) -> None:
+    """It kept nothing itself, so there is nothing to reproduce; what an arena would have done can be said."""
+    trace = traced_mapped(tiny("olmoe"))
+    recording = prepare(trace)
+    assert check_fidelity(trace, recording) is None
+    (budget,) = parse_budgets("50%", [recording])
+    assert replay(recording, BELADY, budget.capacities(recording)).counters["hits"] > 0
+
+
+def traced_mapped(path: Path) -> Trace:
+    sink = Kept()
+    llama = load(path, "mapped+willneed", trace=sink)
+    answer(llama, prompt_tokens(5, llama.n_vocab()), 6)
+    llama.close()
+    assert sink.builder is not None
+    return sink.builder.build()
