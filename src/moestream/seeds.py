@@ -7,6 +7,7 @@ refused when it belongs to another model. Experts are numbered globally, through
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass, field
@@ -27,7 +28,19 @@ FIT_FORMAT = "moestream-fit"
 FIT_VERSION = 1
 #: A numpy archive is a zip file.
 _ZIP_MAGIC = b"PK"
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError)
+#: What reading a damaged one raises, according to where the damage is.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    KeyError,
+    ValueError,
+    TypeError,
+    RuntimeError,
+    MemoryError,
+    OSError,
+)
 _WHERE_TRACES_COME_FROM = "record one with `moestream run --trace FILE`"
 
 
@@ -76,15 +89,16 @@ class Fit:
 
 
 def is_fit(path: str | Path) -> bool:
-    """Does the file look like a fit file (from its header alone)? OSError when it cannot be read."""
+    """Does the file look like a fit file (from its header alone)? OSError when it cannot be opened."""
     with Path(path).open("rb") as file:
-        if file.read(2) != _ZIP_MAGIC:
+        if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
             return False
-    try:
-        with np.load(path) as archive:
-            return bool(json.loads(str(archive["header"]))["format"] == FIT_FORMAT)
-    except (*_DAMAGE, TypeError):
-        return False
+        file.seek(0)
+        try:
+            with np.load(file) as archive:
+                return bool(json.loads(str(archive["header"]))["format"] == FIT_FORMAT)
+        except _DAMAGE:
+            return False
 
 
 def read_fit(path: str | Path) -> Fit:
@@ -116,21 +130,21 @@ def read_fit(path: str | Path) -> Fit:
 
 def _open_fit(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     try:
-        with path.open("rb") as file:
-            magic = file.read(2)
+        file = path.open("rb")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    if magic != _ZIP_MAGIC:
-        raise RefusedError(
-            f"{path} is not a fit file: make one with `moestream fit TRACE --out {path.stem}.npz`"
-        )
-    try:
-        with np.load(path) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        header = json.loads(str(arrays.pop("header")))
-        kind, version = header["format"], header["version"]
-    except (*_DAMAGE, TypeError) as error:
-        raise _damaged(path, str(error)) from None
+    # Numpy leaves a file that it opened itself open when it turns out to be none of its own.
+    with file:
+        if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
+            raise RefusedError(f"{path} is not a fit file: make one with `moestream fit TRACE --out FILE`")
+        file.seek(0)
+        try:
+            with np.load(file) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            header = json.loads(str(arrays.pop("header")))
+            kind, version = header["format"], header["version"]
+        except _DAMAGE as error:
+            raise _damaged(path, str(error)) from None
     if kind != FIT_FORMAT or not isinstance(version, int):
         raise RefusedError(f"{path} is not a fit file: make one with `moestream fit TRACE --out FILE`")
     if version > FIT_VERSION:

@@ -145,7 +145,11 @@ def test_a_fit_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert np.array_equal(back.counts, made.counts)
     for a, b in zip(made.maps, back.maps, strict=True):
         assert a is not None and b is not None
-        assert (a.before, a.weights.tolist(), a.bias.tolist()) == (b.before, b.weights.tolist(), b.bias.tolist())
+        assert (a.before, a.weights.tolist(), a.bias.tolist()) == (
+            b.before,
+            b.weights.tolist(),
+            b.bias.tolist(),
+        )
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["made.npz"]
 
 

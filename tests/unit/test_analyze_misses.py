@@ -94,7 +94,10 @@ def test_wishes_stand_after_the_route_before() -> None:
     told = predictors.predict(choices)["previous"][1]
     wished = misses.with_wishes(solo, choices, told, 2)
     # After token 3's layer 4: the first two of token 2's layer 5; after the last layer: layer 0 of this token.
-    for route, expected in ((3 * 30 + 4, choices.ids[2, 5, :2] + 5 * 64), (3 * 30 + 29, choices.ids[3, 0, :2])):
+    for route, expected in (
+        (3 * 30 + 4, choices.ids[2, 5, :2] + 5 * 64),
+        (3 * 30 + 29, choices.ids[3, 0, :2]),
+    ):
         begin, end = wished.wish_start[route : route + 2].astype(int)
         assert wished.wishes[begin:end].tolist() == expected.tolist()
     # Nothing is known before the second token, and nothing is wished after the last route.
@@ -152,9 +155,7 @@ def test_a_repeated_route_hits_at_once() -> None:
 def gate_trace() -> Trace:
     """Two layers; each route names what layer 1 will choose, and wrongly what layer 0 will."""
     about = meta([4, 4], 1, [([0, 1], FRAME)], [4], "arena+uring:8+lru+gate:1+anon")
-    steps = [
-        [(0, [[token % 4]], [4 + token % 3]), (1, [[token % 3]], [token % 4])] for token in range(20)
-    ]
+    steps = [[(0, [[token % 4]], [4 + token % 3]), (1, [[token % 3]], [token % 4])] for token in range(20)]
     return build(about, steps, prompts=0)
 
 

@@ -111,5 +111,5 @@ def back(rows: Bool, tokens: int) -> Bool:
 
 
 def split(tokens: int, held_out: float) -> int:
-    """The first token that is held out: the last ``held_out`` of them are, and at least one where there are two."""
-    return max(1, tokens - max(1, round(tokens * held_out))) if tokens > 1 else tokens
+    """The first token that is held out: the last ``held_out`` of them are, at least one, and never all of several."""
+    return max(min(1, tokens - 1), tokens - max(1, round(tokens * held_out)))

@@ -143,7 +143,8 @@ def effect(
     early = replay(with_wishes(solo, choices, named, wishes), policy, capacities)
     demand = int(plain.bytes[begin:].sum())
     still = int(early.bytes[begin:].sum())
-    ahead = int(early.early_bytes[begin:].sum())
+    # What is read early for the first judged route is asked for by the route before it.
+    ahead = int(early.early_bytes[max(0, begin - 1) :].sum())
     return {
         "demand_bytes_saved": 1 - still / demand if demand else None,
         "bytes_read_ratio": (still + ahead) / demand if demand else None,
