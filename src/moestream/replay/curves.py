@@ -117,18 +117,10 @@ def _default_budgets(recordings: Sequence[Recording], geometry: Geometry) -> lis
     widest = np.max([recording.widest for recording in recordings], axis=0)
     least = max(geometry.bytes_of(widest.tolist()), geometry.bytes_of(geometry.smallest(1)))
     total = geometry.frame_bytes_total
-    budgets = [
-        Budget("least", least),
-        *(Budget(f"{share:.0%}", int(share * total)) for share in DEFAULT_SHARES),
-    ]
-    fits = [
-        budget
-        for budget in budgets
-        if budget.bytes is not None
-        and budget.bytes >= least
-        and all(_wide_enough(budget, recording) for recording in recordings)
-    ]
-    return fits[1:] if len(fits) == len(budgets) else fits
+    shares = [Budget(f"{share:.0%}", int(share * total)) for share in DEFAULT_SHARES]
+    larger = [budget for budget in shares if budget.bytes is not None and budget.bytes > least]
+    budgets = larger if len(larger) == len(shares) else [Budget("least", least), *larger]
+    return [b for b in budgets if all(_wide_enough(b, recording) for recording in recordings)]
 
 
 def _wide_enough(budget: Budget, recording: Recording) -> bool:
