@@ -109,20 +109,20 @@ def _budget(llama: Llama, cap_bytes: int | None) -> dict[str, Any]:
     return {f"{name}_bytes": getattr(plan, f"{name}_bytes") for name in names}
 
 
-def check_writable(path: Path, shards: Sequence[Path] = ()) -> None:
+def check_writable(path: Path, shards: Sequence[Path] = (), option: str = "--json") -> None:
     """Raises UsageError when ``path`` cannot become a file, or is one of the model's: better before a run than after
     it, and never over the model."""
     if path.is_dir():
-        raise UsageError(f"--json {path}: that is a directory, name a file in it")
+        raise UsageError(f"{option} {path}: that is a directory, name a file in it")
     if path.exists() and not path.is_file():
-        raise UsageError(f"--json {path}: that is not a regular file, name one that may be replaced")
+        raise UsageError(f"{option} {path}: that is not a regular file, name one that may be replaced")
     # A split model's other shards are not known yet, but nobody wants a model replaced.
     if path.exists() and (path.suffix == ".gguf" or any(path.samefile(shard) for shard in shards)):
-        raise UsageError(f"--json {path}: that is a model, name another file")
+        raise UsageError(f"{option} {path}: that is a model, name another file")
     if not path.parent.is_dir():
-        raise UsageError(f"--json {path}: there is no directory {path.parent}")
+        raise UsageError(f"{option} {path}: there is no directory {path.parent}")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--json {path}: the directory {path.parent} cannot be written to")
+        raise UsageError(f"{option} {path}: the directory {path.parent} cannot be written to")
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moestream.errors import UsageError
+from moestream.report import check_writable, write_json
 from moestream.units import format_bytes
 
 if TYPE_CHECKING:
@@ -49,13 +50,12 @@ def replay(
         str | None, typer.Option(help="Write one JSON object to this file; - prints it instead.")
     ] = None,
     plot: Annotated[str | None, typer.Option(help="Draw the curves into this .svg or .png file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
 ) -> None:
     """Feed recorded routes to the engine's own cache under other policies and budgets: hits, bytes, expected speed.
 
     belady is the bound: it knows the routes to come. What the engine asked for early is replayed too.
     """
-    _check_words(half, warm_half, json, plot, force)
+    _check_words(traces, half, warm_half, json, plot)
     # numpy and the traces' reader: wrong words are to be told at once.
     from moestream.replay import (
         Options,
@@ -81,7 +81,11 @@ def replay(
     ]
     points = list(curves(recordings, policies, budgets, options))
     if json is not None:
-        _write_json(json, describe(recordings, checked, points, options))
+        document = describe(recordings, checked, points, options)
+        if json == "-":
+            print(json_module.dumps(document, indent=2))
+        else:
+            write_json(Path(json), document)
     if plot is not None:
         from moestream.replay.plot import draw
 
@@ -90,7 +94,9 @@ def replay(
         _print(recordings, checked, points, options)
 
 
-def _check_words(half: str | None, warm_half: bool, json: str | None, plot: str | None, force: bool) -> None:
+def _check_words(
+    traces: list[str], half: str | None, warm_half: bool, json: str | None, plot: str | None
+) -> None:
     """What can be told before anything is read: minutes of replay are not to end in a file that cannot be written."""
     if half is not None and half not in HALVES:
         raise UsageError(f"--half is first or second, not {half!r}")
@@ -99,12 +105,11 @@ def _check_words(half: str | None, warm_half: bool, json: str | None, plot: str 
     if plot is not None and Path(plot).suffix.lower() not in PLOTS:
         raise UsageError(f"--plot writes {' or '.join(PLOTS)} files, not {plot!r}")
     for option, path in (("--json", json), ("--plot", plot)):
-        if path is None or (option, path) == ("--json", "-"):
+        if path is None or path == "-":
             continue
-        if Path(path).exists() and not force:
-            raise UsageError(f"{option}: {path} exists: name another file or add --force")
-        if not Path(path).absolute().parent.is_dir():
-            raise UsageError(f"{option}: there is no directory {Path(path).parent}")
+        check_writable(Path(path), option=option)
+        if any(Path(path).resolve() == Path(trace).resolve() for trace in traces):
+            raise UsageError(f"{option} {path}: that is the trace, name another file")
 
 
 def describe(
@@ -146,17 +151,6 @@ def describe(
             for point, gap in zip(points, gaps_closed(points), strict=True)
         ],
     }
-
-
-def _write_json(path: str, document: dict[str, Any]) -> None:
-    text = json_module.dumps(document, indent=2)
-    if path == "-":
-        print(text)
-        return
-    try:
-        Path(path).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _title(recordings: list[Recording], options: Options) -> str:
