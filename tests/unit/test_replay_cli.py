@@ -160,7 +160,7 @@ def test_a_plot_shows_each_policy_between_its_bounds(tmp_path: Path, monkeypatch
         assert (np.asarray(line.get_ydata()) >= np.asarray(floor)).all()
         assert ceiling == of_policy[0].figures.demand_bytes
     assert (read.get_ylabel(), hits.get_ylabel()) == (
-        "read from disk (GB)",
+        "read from disk, early reads too (GB)",
         "routed experts that were there (%)",
     )
     assert hits.get_xlabel() == "memory for experts (GB)"

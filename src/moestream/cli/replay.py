@@ -242,6 +242,10 @@ def _notes(points: list[Point], options: Options) -> list[str]:
         notes.append(
             "tok/s: of decoded tokens, compute and then the disk; at most: the longer of the two alone"
         )
+    if any(point.figures.early for point in points):
+        notes.append(
+            "read: what was asked for early too, each as if read to its end; --no-speculation leaves it out"
+        )
     if options.warm_half:
         notes.append("belady reads least over both halves together, not in the second alone")
     if any(point.policy == "pinned" for point in points):

@@ -36,7 +36,10 @@ def draw(points: Sequence[Point], path: Path, title: str) -> None:
     figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
     read, hits = figure.subplots(2, 1, sharex=True)
     _draw_lines(read, hits, shown)
-    read.set_ylabel(f"read from disk ({_scale(read.yaxis, max(p.figures.demand_bytes for p in shown))})")
+    early = ", early reads too" if any(point.figures.early for point in shown) else ""
+    read.set_ylabel(
+        f"read from disk{early} ({_scale(read.yaxis, max(p.figures.demand_bytes for p in shown))})"
+    )
     hits.set_ylabel("routed experts that were there (%)")
     hits.set_xlabel(f"memory for experts ({_scale(hits.xaxis, max(p.budget_bytes for p in shown))})")
     for axes in (read, hits):
