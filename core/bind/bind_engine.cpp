@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "arrays.h"
+#include "../src/stores/warmer.h"
 #include "bind.h"
 #include "moestream/engine.h"
 #include "moestream/geometry.h"
@@ -206,5 +207,6 @@ void bind_engine(nb::module_& m) {
     m.def("prove_abi", [](const std::string& libllama) { abi::prove(libllama); }, nb::arg("libllama"));
     m.def("store_members", &members<StoreFactory>);
     m.def("reader_members", &members<ReaderFactory>);
+    m.def("warmer_members", &members<WarmerFactory>);
     m.def("predictor_members", &members<PredictorFactory>);
 }

@@ -5,11 +5,15 @@ namespace moestream {
 namespace {
 
 struct Fault : Warmer {
-    int warm(const MappedSlab&) override { return 0; }
+    Outcome warm(std::span<const MappedSlab>) override { return {}; }
+    std::map<std::string, uint64_t> counts() const override { return {}; }
 };
 
 const WarmerRegistration registration("fault", "nothing: page faults bring the bytes, as in stock llama.cpp",
-                                      [](const std::string&) { return std::make_unique<Fault>(); });
+                                      [](const WarmerOptions&, const std::string& argument) {
+                                          no_argument("fault", argument);
+                                          return std::make_unique<Fault>();
+                                      });
 
 }  // namespace
 }  // namespace moestream

@@ -1,32 +1,46 @@
-// pread: each routed slab is read into a scratch buffer, which leaves it in the page cache under the mapping.
-// pread+willneed: advice for the slab first, so the kernel has the whole of it in flight while pread copies.
-#include <array>
-#include <memory>
-
-#include "../stores/warmer.h"
+// pread:TxS: each routed slab is read into scratch by T threads in S pieces, which leaves it in the page cache under the
+// mapping. pread+willneed:TxS: advice for all of the route first, so the kernel has it in flight while pread copies.
+#include "pieces.h"
 
 namespace moestream {
 namespace {
 
-constexpr uint64_t kScratch = uint64_t{1} << 20;
-
-class Pread : public Warmer {
+class Pread : public PieceWarmer {
   public:
-    explicit Pread(bool advise) : advise_(advise), scratch_(std::make_unique<char[]>(kScratch)) {}
-    int warm(const MappedSlab& slab) override {
-        const int advised = advise_ ? advise_willneed(slab) : 0;
-        return advised != 0 ? advised : read_through(slab, scratch_.get(), kScratch);
+    Pread(const WarmerOptions& options, CrewShape shape, bool advise) : PieceWarmer(options, shape), advise_(advise) {}
+
+    Outcome warm(std::span<const MappedSlab> slabs) override {
+        for (size_t i = 0; advise_ && i < slabs.size(); ++i) {
+            ++advised_;
+            const int error = advise_willneed(slabs[i]);
+            if (error != 0) return {error, i, 0};
+        }
+        return PieceWarmer::warm(slabs);
+    }
+    std::map<std::string, uint64_t> counts() const override {
+        std::map<std::string, uint64_t> counts{{"preads", done()}};
+        if (advise_) counts["advice calls"] = advised_;
+        if (huge_bytes() > 0) counts["huge scratch bytes"] = huge_bytes();
+        return counts;
     }
 
   private:
+    int piece(const MappedSlab& slab, uint64_t begin, uint64_t bytes, const Scratch& scratch) override {
+        return scratch.read_through(slab.fd, slab.offset + begin, bytes);
+    }
+
     bool advise_;
-    std::unique_ptr<char[]> scratch_;
+    uint64_t advised_ = 0;
 };
 
 const WarmerRegistration plain("pread", "pread of each routed slab into scratch, to warm the page cache",
-                               [](const std::string&) { return std::make_unique<Pread>(false); });
+                               [](const WarmerOptions& options, const std::string& argument) {
+                                   return std::make_unique<Pread>(options, parse_crew(argument), false);
+                               });
 const WarmerRegistration advised("pread+willneed", "MADV_WILLNEED, then pread of each routed slab into scratch",
-                                 [](const std::string&) { return std::make_unique<Pread>(true); });
+                                 [](const WarmerOptions& options, const std::string& argument) {
+                                     return std::make_unique<Pread>(options, parse_crew(argument), true);
+                                 });
 
 }  // namespace
 }  // namespace moestream

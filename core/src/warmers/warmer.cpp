@@ -1,32 +1,36 @@
 #include "../stores/warmer.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-
-#include "moestream/slab_index.h"
 
 namespace moestream {
 
-int advise_willneed(const MappedSlab& slab) {
-    // madvise refuses an unaligned start: round outward, a neighbour's page costs less than a fault.
-    const auto address = reinterpret_cast<uintptr_t>(slab.address);
-    const uintptr_t start = address / kPage * kPage;
-    return madvise(reinterpret_cast<void*>(start), address + slab.bytes - start, MADV_WILLNEED) == 0 ? 0 : errno;
+void no_argument(const char* name, const std::string& argument) {
+    if (!argument.empty()) {
+        throw Error(ErrorKind::usage, std::string(name) + " takes no argument, not '" + argument + "'");
+    }
 }
 
-int read_through(const MappedSlab& slab, char* scratch, uint64_t scratch_bytes) {
-    for (uint64_t done = 0; done < slab.bytes;) {
-        const uint64_t want = std::min(scratch_bytes, slab.bytes - done);
-        const ssize_t got = pread(slab.fd, scratch, want, static_cast<off_t>(slab.offset + done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return errno;
-        if (got == 0) return ENODATA;
-        done += static_cast<uint64_t>(got);
+Pages around(const char* address, uint64_t bytes) {
+    const auto start = reinterpret_cast<uintptr_t>(address) / kPage * kPage;
+    return {reinterpret_cast<char*>(start), reinterpret_cast<uintptr_t>(address) + bytes - start};
+}
+
+Warmer::Outcome AdviceWarmer::warm(std::span<const MappedSlab> slabs) {
+    Outcome outcome;
+    for (size_t i = 0; i < slabs.size(); ++i) {
+        ++calls_;
+        outcome.bytes += slabs[i].bytes;
+        const int error = advise(slabs[i]);
+        if (error != 0) return {error, i, outcome.bytes};
     }
-    return 0;
+    return outcome;
+}
+
+int advise_willneed(const MappedSlab& slab) {
+    const Pages pages = around(slab.address, slab.bytes);
+    return madvise(pages.begin, pages.bytes, MADV_WILLNEED) == 0 ? 0 : errno;
 }
 
 }  // namespace moestream

@@ -4,12 +4,15 @@
 namespace moestream {
 namespace {
 
-struct WillNeed : Warmer {
-    int warm(const MappedSlab& slab) override { return advise_willneed(slab); }
+class WillNeed : public AdviceWarmer {
+    int advise(const MappedSlab& slab) override { return advise_willneed(slab); }
 };
 
 const WarmerRegistration registration("willneed", "madvise(MADV_WILLNEED) for each routed slab",
-                                      [](const std::string&) { return std::make_unique<WillNeed>(); });
+                                      [](const WarmerOptions&, const std::string& argument) {
+                                          no_argument("willneed", argument);
+                                          return std::make_unique<WillNeed>();
+                                      });
 
 }  // namespace
 }  // namespace moestream
