@@ -21,12 +21,13 @@ from moestream.errors import MoestreamError, UsageError
 
 #: A shell's exit code for a program that Ctrl-C ended before it had anything to show.
 INTERRUPTED = 130
-#: Each command, which is a function of that name in a module of that name, and its line in the help.
+#: Each command, a function (or a group of commands) of that name in a module of that name, and its line in the help.
 COMMANDS = {
     "run": "Generate text from a prompt within a memory cap.",
     "plan": "Say how a memory cap would be divided, and how fast that can be.",
     "inspect": "Show a model's expert table: what streams and what stays.",
     "mechanisms": "List every part of a mechanism, and what this box has.",
+    "trace": "Look at a recorded run, export it, or finish one that was cut short.",
     "replay": "Say what other policies and budgets would have read.",
     "demo-model": "Build the demo model, 3.2 GB, from an installed package.",
     "make-model": "Write a model of any shape with random weights.",
@@ -70,8 +71,11 @@ class _Commands(TyperGroup):
             raise UsageError(f"no command {cmd_name!r}{nearest} (there are: {', '.join(COMMANDS)})")
         function = cmd_name.replace("-", "_")
         module = importlib.import_module(f"moestream.cli.{function}")
+        found = getattr(module, function)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
-        one.command(cmd_name)(getattr(module, function))
+        one.command(cmd_name)(found)
         return typer.main.get_command(one)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
