@@ -122,6 +122,8 @@ void bind_cache(nb::module_& m) {
              "The bank has been routed: its unused early loads are no longer protected.")
         .def("cancel", [](ExpertCache& cache, uint32_t expert) { check_expert(cache, expert), cache.cancel(expert); },
              nb::arg("expert"), "Take back an early load that was never started.")
+        .def("drop", [](ExpertCache& cache, uint32_t expert) { check_expert(cache, expert), cache.drop(expert); },
+             nb::arg("expert"), "A resident expert leaves after its use; its frame becomes free.")
         .def("unpin_route", &ExpertCache::unpin_route, "The last route's experts may leave.")
         .def("residency", &residency, nb::arg("expert"), "'absent', 'resident' or 'speculative'.")
         .def("keep",

@@ -197,6 +197,14 @@ void ExpertCache::unpin_route() {
     pinned_.clear();
 }
 
+void ExpertCache::drop(uint32_t expert) {
+    if (!cached(expert) || residency_[expert] != Residency::resident ||
+        std::find(pinned_.begin(), pinned_.end(), expert) != pinned_.end()) {
+        throw Error(ErrorKind::usage, "cache: expert " + std::to_string(expert) + " is not there to be dropped");
+    }
+    leave(expert);
+}
+
 bool ExpertCache::keep(uint32_t expert) const {
     return !cached(expert) || states_[part_of_[expert]]->policy->keep(local_[expert]);
 }

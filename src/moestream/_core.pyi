@@ -38,6 +38,9 @@ class ExpertCache:
     def cancel(self, expert: int) -> None:
         """Take back an early load that was never started."""
 
+    def drop(self, expert: int) -> None:
+        """A resident expert leaves after its use; its frame becomes free."""
+
     def unpin_route(self) -> None:
         """The last route's experts may leave."""
 

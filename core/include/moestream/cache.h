@@ -71,6 +71,9 @@ class ExpertCache {
     void cancel(uint32_t expert);
 
     void unpin_route();
+    // A resident expert that is not pinned leaves; its frame becomes free. Throws Error(usage) when it is not there or
+    // pinned by the current route.
+    void drop(uint32_t expert);
 
     // May it stay once its matmuls are over? The policy's answer; true for an expert in no part.
     bool keep(uint32_t expert) const;

@@ -3,7 +3,7 @@
 // Every slab keeps one permanent address, congruent to its file offset modulo the page, so O_DIRECT lands in place
 // and llama.cpp's graph needs no change. The pages of an evicted expert are moved to the loaded one with mremap: no
 // copy, no zeroing, no fault. Pages of experts that were never loaded lie in the pool, which is also where a frame
-// without an expert is parked.
+// without an expert is parked. Other sources of pages (page_source.h) are there to be measured against this one.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "moestream/interpose.h"
+#include "page_source.h"
 #include "pages.h"
 #include "shards.h"
 
@@ -36,7 +37,9 @@ class ArenaStore : public ShardedStore {
     bool wait(uint32_t tensor) override;
     void speculate(std::span<const uint32_t> experts) override;
     bool demand_idle() const override { return demand_in_flight_ == 0; }
+    void end_step() override { drop_unkept(); }
     StoreCounters counters() const override;
+    std::map<std::string, uint64_t> engagement() const override { return source_->counts(); }
     void clear_failure() override;
 
   private:
@@ -52,12 +55,13 @@ class ArenaStore : public ShardedStore {
     void submit(uint32_t expert, uint32_t slot, Urgency urgency);
     void promote(uint32_t expert);
     void drop_speculation();
+    void drop_unkept();
 
+    std::unique_ptr<PageSource> source_;
     std::unique_ptr<Reader> reader_;
     std::unique_ptr<ExpertCache> cache_;
-    std::vector<PagePool> pools_;                    // a pool a part
-    std::vector<std::vector<char*>> free_frames_;    // a part: pool addresses of frames without an expert
-    std::vector<char*> frame_;                       // an expert: pool address its first load takes pages from
+    std::vector<std::vector<char*>> free_frames_;    // a part: frames without an expert: where their pages lie, or null
+    std::vector<char*> frame_;                       // an expert: where its first load takes pages from, or null
     std::vector<SlabState> state_;                   // a tag
     std::vector<bool> demanded_;                     // a tag: the current route waits for it
     std::vector<uint32_t> slot_;                     // a tensor: its place in its bank
@@ -66,10 +70,12 @@ class ArenaStore : public ShardedStore {
     uint32_t routed_bank_ = kNone;
     size_t demand_in_flight_ = 0;
     bool restore_ = false;
+    bool drops_ = false;  // the policy lets experts go after their use
 };
 
 ArenaStore::ArenaStore(const SlabIndex& index, const StoreOptions& options)
-    : ShardedStore(index, options), reader_(make_reader(options.reader, ReaderOptions{kReaderQueue})),
+    : ShardedStore(index, options),
+      source_(make_page_source(options.pages, {&index_, &geometry_, options.fallback})), reader_(make_reader(options.reader, ReaderOptions{kReaderQueue})),
       frame_(index.experts()), state_(size_t{index.experts()} * kSlots, SlabState::absent),
       demanded_(size_t{index.experts()} * kSlots), slot_(index.tensors().size()) {
     if (options_.dense == "mapped") {
@@ -84,13 +90,20 @@ ArenaStore::ArenaStore(const SlabIndex& index, const StoreOptions& options)
 void* ArenaStore::region(uint32_t shard) {
     auto& region = regions_[shard];
     if (region.base == nullptr) {
-        region.base = reserve(region.bytes, kPage);
+        region.base = reserve(region.bytes, options_.alignment);
+        source_->region(region.base, shard);
         register_region(region.base, region.bytes);
     }
     return region.base;
 }
 
-void ArenaStore::adopt(uint32_t shard, const Mapping& mapping) { overlay(shard, mapping); }
+void ArenaStore::adopt(uint32_t shard, const Mapping& mapping) {
+    overlay(shard, mapping);
+    if (reinterpret_cast<uintptr_t>(mapping.base) % options_.alignment != 0) {
+        options_.fallback("llama.cpp's own mapping decides where a slab lies: alignment is not as asked");
+    }
+    source_->region(mapping.base, shard);
+}
 
 void ArenaStore::load_dense() {
     read_resident(*reader_);
@@ -126,10 +139,10 @@ void ArenaStore::set_capacities(std::span<const uint32_t> capacities) {
     free_frames_.resize(parts.size());
     uint32_t widest = 0;
     for (size_t p = 0; p < parts.size(); ++p) {
-        const size_t frame = size_t{parts[p].frame_pages} * kPage;
-        pools_.emplace_back(frame * capacities[p]);
-        for (uint32_t f = capacities[p]; f-- > 0;) free_frames_[p].push_back(pools_[p].base() + f * frame);
+        free_frames_[p] = source_->frames(capacities[p], size_t{parts[p].frame_pages} * kPage);
+        std::reverse(free_frames_[p].begin(), free_frames_[p].end());  // the first is handed out first
     }
+    drops_ = options_.policy.rfind("dontneed", 0) == 0;
     for (const auto& bank : index_.banks()) widest = std::max(widest, bank.count);
     loads_.reserve(widest);
     routed_.reserve(widest);
@@ -200,11 +213,11 @@ bool ArenaStore::move_slab(uint32_t expert, uint32_t slot, uint32_t victim) {
     char* from = frame_[expert];
     if (victim != kNone) {
         from = slab_page(bank_of(victim).tensors[slot], index_.id_of(victim));
-    } else {
+    } else if (from != nullptr) {
         for (uint32_t s = 0; s < slot; ++s) from += part.pages[s] * kPage;
     }
     char* to = slab_page(bank_of(expert).tensors[slot], index_.id_of(expert));
-    const int error = move_pages(from, to, bytes, restore_);
+    const int error = source_->supply(from, to, bytes, restore_);
     if (error == 0) return true;
     fail(error, std::string("moving an expert's pages: ") + std::strerror(error) +
                     (error == ENOMEM ? " (raise vm.max_map_count)" : ""));
@@ -251,6 +264,7 @@ void ArenaStore::promote(uint32_t expert) {
 bool ArenaStore::route(uint32_t bank, std::span<const RoutedExpert> experts, uint64_t token, uint32_t tokens) {
     const uint64_t start = now_ns();
     reap(false);
+    drop_unkept();
     loads_.clear();
     routed_.clear();
     routed_bank_ = bank;
@@ -304,6 +318,27 @@ bool ArenaStore::wait(uint32_t tensor) {
         if (recorder_ != nullptr) recorder_->needed(routed.expert, slot, start != 0 ? start : now_ns(), waited);
     }
     return !failure_;
+}
+
+// The last route's matmuls are over: what the policy does not keep gives its pages back to the system.
+void ArenaStore::drop_unkept() {
+    if (!drops_ || cache_ == nullptr) return;
+    cache_->unpin_route();
+    for (const auto& routed : routed_) {
+        const uint32_t expert = routed.expert;
+        if (!cache_->cached(expert) || cache_->residency(expert) != Residency::resident || cache_->keep(expert)) continue;
+        if (!settle(expert)) return;
+        const auto& tensors = bank_of(expert).tensors;
+        for (const uint32_t tensor : tensors) {
+            const auto bytes = static_cast<size_t>(geometry_.movable_bytes(tensor));
+            const int error = bytes > 0 ? source_->drop(slab_page(tensor, index_.id_of(expert)), bytes) : 0;
+            if (error != 0) return fail(error, std::string("dropping an expert's pages: ") + std::strerror(error));
+        }
+        cache_->drop(expert);
+        frame_[expert] = nullptr;
+        free_frames_[cache_->part_of(expert)].push_back(nullptr);
+    }
+    routed_.clear();
 }
 
 void ArenaStore::drop_speculation() {
