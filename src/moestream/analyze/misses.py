@@ -1,7 +1,8 @@
 """What predictors are worth to a cache: the misses they name, and the bytes they waste.
 
 A prediction of an expert that is in memory anyway is worth nothing, so a share of the slots says little; the engine's
-own cache says which were missed. Every token counts as a step of its own, a prompt's too.
+own cache says which were missed. Every token counts as a step of its own, a prompt's too where all its choices were
+seen; tokens that lack a layer would seem to need less.
 """
 
 from __future__ import annotations
@@ -47,8 +48,20 @@ def one_by_one(recording: Recording, choices: Choices) -> Recording:
 
 def where(choices: Choices) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The routes of ``one_by_one``: token and layer of each."""
-    token, layer = np.nonzero(choices.ids[:, :, 0] >= 0)
+    token, layer = np.nonzero((choices.ids[:, :, 0] >= 0) & _whole(choices)[:, None])
     return token, layer
+
+
+def _whole(choices: Choices) -> Bool:
+    """The tokens whose choice was seen in every layer; all, where none of those on which predictors are judged is."""
+    whole: Bool = (choices.ids[:, :, 0] >= 0).all(axis=1)
+    return whole if (whole & held_out(choices)).any() else np.ones(choices.tokens, bool)
+
+
+def judged_tokens(choices: Choices) -> NDArray[np.int64]:
+    """Those held out, less what ``where`` leaves out; the last of them where more than ``MOST_CELLS`` allows."""
+    judged = np.nonzero(held_out(choices) & _whole(choices))[0]
+    return judged[-max(1, MOST_CELLS // sum(choices.experts)) :]
 
 
 def with_wishes(solo: Recording, choices: Choices, named: list[Named], wishes: int) -> Recording:
@@ -81,10 +94,9 @@ def _flat(ids: NDArray[np.int32], first: NDArray[np.int64]) -> tuple[NDArray[np.
 def absent_before(
     solo: Recording, choices: Choices, policy: str, capacities: Sequence[int]
 ) -> tuple[list[Bool], NDArray[np.int64]]:
-    """Which experts of each layer were not in memory when it was about to be routed: [judged tokens, experts] by layer,
-    and the judged tokens: those held out, the last of them where there are more than ``MOST_CELLS`` allow."""
-    judged = np.nonzero(held_out(choices))[0]
-    judged = judged[-max(1, MOST_CELLS // sum(choices.experts)) :]
+    """Which experts of each layer were not in memory when it was about to be routed: [judged tokens, experts] by layer;
+    and the judged tokens."""
+    judged = judged_tokens(choices)
     parts = list(zip(solo.part_experts, [int(n) for n in capacities], strict=True))
     cache = _core.ExpertCache(parts, solo.bank_of, policy)
     absent = np.zeros(len(solo.bank_of), bool)
@@ -92,11 +104,11 @@ def absent_before(
         absent[experts] = True
     first = _first_experts(solo, choices)
     before = [np.zeros((len(judged), count), bool) for count in choices.experts]
-    begin = int(judged[0])
+    row_of = {token: row for row, token in enumerate(judged.tolist())}
     token, layer = where(choices)
     for route, (t, at) in enumerate(zip(token.tolist(), layer.tolist(), strict=True)):
-        if t >= begin:
-            before[at][t - begin] = absent[first[at] : first[at] + choices.experts[at]]
+        if t in row_of:
+            before[at][row_of[t]] = absent[first[at] : first[at] + choices.experts[at]]
         experts = solo.experts[int(solo.start[route]) : int(solo.start[route + 1])].tolist()
         moves = cache.route([(expert, 1) for expert in experts], int(choices.clock[t]), 1)
         for expert, victim in moves or ():
@@ -138,7 +150,7 @@ def effect(
 ) -> dict[str, float | None]:
     """The same run with and without the early reads, through the engine's cache: the share of the demand bytes that
     went, and all bytes read as a share of those read without; of the judged tokens, every early read to its end."""
-    begin = int(np.searchsorted(where(choices)[0], np.nonzero(held_out(choices))[0][0]))
+    begin = int(np.searchsorted(where(choices)[0], judged_tokens(choices)[0]))
     plain = replay(solo, policy, capacities, speculation=False)
     early = replay(with_wishes(solo, choices, named, wishes), policy, capacities)
     demand = int(plain.bytes[begin:].sum())

@@ -93,9 +93,8 @@ def _print(document: dict[str, Any]) -> None:
         )
     )
     console.print(f"cliff      a global LRU {cliff}", soft_wrap=True)
-    console.print(_layers_table(document))
-    console.print(_locality_table(document))
-    console.print(_predictors_table(document))
+    for table in (_layers_table, _locality_table, _recall_table, _predictors_table):
+        console.print(table(document))
     for name, why in document["predictors"]["absent"].items():
         console.print(f"{name}: {why}", soft_wrap=True)
     for budget in document["budgets"]:
@@ -103,9 +102,10 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _table(title: str, *columns: str) -> Any:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
     return table
@@ -116,12 +116,10 @@ def _share(value: float | None) -> str:
 
 
 def _layers_table(document: dict[str, Any]) -> Any:
-    """One row a layer: skew, overlap with the token before, recall of each predictor."""
-    told = document["predictors"]["recall"]
+    """One row a layer: skew, and the overlap with the token before."""
     table = _table(
-        "By layer: fewest experts for 50, 80, 95 % of activations; overlap with the token before; "
-        f"recall@{document['predictors']['k']} one layer ahead",
-        "layer", "experts", "50%", "80%", "95%", "distinct", "in 64", "overlap", "shuffled", *told,
+        "By layer: fewest experts for so much of the activations, distinct ones, overlap of neighbours",
+        "layer", "experts", "50%", "80%", "95%", "distinct", "in 64", "overlap", "shuffled",
     )  # fmt: skip
     near = document["locality"]
     for number, row in enumerate(document["skew"]):
@@ -134,7 +132,6 @@ def _layers_table(document: dict[str, Any]) -> Any:
             "-" if window is None else f"{window:.0f}",
             _share(near["overlap"][number][0]),
             _share(near["control"][number][0]),
-            *(_share(by["1"][number]) for by in told.values()),
         )
     return table
 
@@ -151,6 +148,16 @@ def _locality_table(document: dict[str, Any]) -> Any:
     return table
 
 
+def _recall_table(document: dict[str, Any]) -> Any:
+    """One row a layer: the recall of each predictor one layer ahead."""
+    told = document["predictors"]
+    title = f"Recall@{told['k']} one layer ahead, by layer, on the last {told['tokens']} tokens"
+    table = _table(title, "layer", *told["recall"])
+    for number, layer in enumerate(document["layers"]):
+        table.add_row(str(layer), *(_share(by["1"][number]) for by in told["recall"].values()))
+    return table
+
+
 def _predictors_table(document: dict[str, Any]) -> Any:
     from moestream.analyze.predictors import LOOKAHEADS
     from moestream.analyze.routing import mean_over_layers
@@ -158,10 +165,10 @@ def _predictors_table(document: dict[str, Any]) -> Any:
     told = document["predictors"]
     wishes = list(next(iter(told["precision"].values())))
     table = _table(
-        f"Predictors, mean of all layers, on the last {told['tokens']} tokens",
+        f"Recall@{told['k']} so many layers ahead, mean of all; and how many of the first named are right",
         "predictor",
-        *(f"recall@{told['k']}, {ahead} ahead" for ahead in LOOKAHEADS),
-        *(f"right of {n}" for n in wishes),
+        *(f"{ahead} ahead" for ahead in LOOKAHEADS),
+        *(f"of {n}" for n in wishes),
     )
     for name, by in told["recall"].items():
         recalls = [
@@ -175,7 +182,7 @@ def _budget_table(budget: dict[str, Any]) -> Any:
     table = _table(
         f"At {budget['budget']} ({format_bytes(budget['budget_bytes'])}), {budget['policy']}: "
         f"{_share(budget['miss_rate'])} of the experts missed in the last {budget['tokens']} tokens",
-        "predictor", "named a layer", "misses named", "wasted a saved byte", "demand bytes saved", "all bytes read",
+        "predictor", "named", "misses named", "wasted/saved", "demand saved", "bytes read",
     )  # fmt: skip
     for name, by in budget["by"].items():
         for wishes, row in by.items():

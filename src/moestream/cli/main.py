@@ -29,6 +29,8 @@ COMMANDS = {
     "mechanisms": "List every part of a mechanism, and what this box has.",
     "trace": "Look at a recorded run, export it, or finish one that was cut short.",
     "replay": "Say what other policies and budgets would have read.",
+    "analyze": "Show how skewed and local a trace's routing is, and what could be known of it in advance.",
+    "fit": "Fit a predictor to traces.",
     "demo-model": "Build the demo model, 3.2 GB, from an installed package.",
     "make-model": "Write a model of any shape with random weights.",
 }
