@@ -68,7 +68,9 @@ def recording(path: Path, mechanism: str, trace: Path) -> tuple[Trace, Choices, 
 def test_no_predictor_changes_the_answer(arch: str, which: int, tiny: Tiny, stock: Stock, files) -> None:
     path = tiny(arch)
     policy = ("lru", "lfu-decay:16", "none", "lru-layer")[which]
-    with load(path, f"arena+uring:8+{policy}+{mechanisms(files(arch))[which]}", experts=EXPERT_BYTES) as llama:
+    with load(
+        path, f"arena+uring:8+{policy}+{mechanisms(files(arch))[which]}", experts=EXPERT_BYTES
+    ) as llama:
         same_answer(llama, stock, PROMPT, steps=12)
         same_answer(llama, stock, 70, steps=3, seed=1)  # a text the files do not know, in two batches
         assert llama._engine.counters["speculative_issued"] > 0
@@ -105,7 +107,9 @@ def test_an_oracle_of_another_text_says_nothing(tiny: Tiny, files, tmp_path: Pat
 
 @pytest.mark.parametrize("wishes", [1, 2])
 def test_previous_names_the_token_before(wishes: int, tiny: Tiny, tmp_path: Path) -> None:
-    found, choices, _ = recording(tiny("olmoe"), f"arena+uring:8+lru+previous:{wishes}", tmp_path / "a.parquet")
+    found, choices, _ = recording(
+        tiny("olmoe"), f"arena+uring:8+lru+previous:{wishes}", tmp_path / "a.parquet"
+    )
     told = recorded(found, choices)
     assert told is not None
     for layer, named in enumerate(told):
@@ -153,5 +157,5 @@ def test_ridge_names_what_its_map_scores_highest(tiny: Tiny, files, tmp_path: Pa
 def test_another_model_s_files_are_refused_by_identity(tiny: Tiny, files) -> None:
     trace, fitted = files("deepseek2")
     for predictor in (f"ridge:{fitted}", f"oracle:{trace}"):
-        with pytest.raises(RefusedError, match="belongs to model [0-9a-f]{16}.*this is model [0-9a-f]{16}"):
+        with pytest.raises(RefusedError, match=r"belongs to model [0-9a-f]{16}.*this is model [0-9a-f]{16}"):
             load(tiny("olmoe"), f"arena+uring:8+lru+{predictor}", experts=EXPERT_BYTES)

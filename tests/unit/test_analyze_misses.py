@@ -152,6 +152,31 @@ def test_a_repeated_route_hits_at_once() -> None:
     assert said["cliff_share"] == 2 / 4
 
 
+def test_tokens_that_lack_a_layer_need_no_less() -> None:
+    """Of a prompt llama.cpp routes only the last token in the last layer: the others are no demand to learn from."""
+    about = meta([4, 4], 1, [([0, 1], FRAME)], [4])
+    prompt = [(0, [[0], [0], [0]], []), (1, [[1]], [])]
+    trace = build(about, [prompt, *([(0, [[t % 3]], []), (1, [[t % 2]], [])] for t in range(5))])
+    trace.routes.tokens[:2] = 3
+    choices = from_trace(trace)
+    assert choices.tokens == 8
+    token, layer = misses.where(choices)
+    assert token.tolist() == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+    assert layer.tolist() == [0, 1] * 6
+    assert misses.judged_tokens(choices).tolist() == [6, 7]
+
+
+def test_a_trace_of_a_prompt_alone_is_judged_on_what_it_has() -> None:
+    about = meta([4, 4], 1, [([0, 1], FRAME)], [4])
+    trace = build(about, [[(0, [[t % 4] for t in range(8)], []), (1, [[1]], [])]])
+    trace.routes.tokens[:] = 8
+    trace.routes.rows[1] = 1
+    choices = from_trace(trace)
+    choices.ids[-1, 1] = -1  # not even the last token's
+    assert misses.judged_tokens(choices).tolist() == [6, 7]
+    assert len(misses.where(choices)[0]) == 8
+
+
 def gate_trace() -> Trace:
     """Two layers; each route names what layer 1 will choose, and wrongly what layer 0 will."""
     about = meta([4, 4], 1, [([0, 1], FRAME)], [4], "arena+uring:8+lru+gate:1+anon")

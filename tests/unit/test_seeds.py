@@ -13,6 +13,7 @@ from moestream import seeds
 from moestream.errors import RefusedError, UsageError
 from moestream.seeds import Fit, Linear
 from replay_traces import build, meta
+from trace_files import save_trace
 
 IDENTITY = "0123456789abcdef"
 
@@ -139,3 +140,51 @@ def test_counts_of_a_trace() -> None:
     trace = build(meta([3, 4], 2, [([0, 1], 4096)], [7]), steps)
     # Bank 1 was read whole in the first step: nobody saw a choice.
     assert seeds.route_counts(trace).tolist() == [1, 3, 2, 1, 0, 0, 1]
+
+
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    steps = [
+        [(0, [[1, 0], [1, 2]], []), (1, [[3, 0], [0, 3]], [])],
+        [(0, [[2, 1]], []), (1, [[0, 1, 2, 3]], [])],
+    ]
+    trace = build(meta([3, 4], 2, [([0, 1], 4096)], [7], identity=IDENTITY), steps)
+    return save_trace(trace, tmp_path_factory.mktemp("traces") / "a.parquet")
+
+
+def test_an_oracle_s_routes_are_distinct_ascending_and_global(trace_file: Path) -> None:
+    found = seeds.load_oracle(trace_file, IDENTITY)
+    assert found["oracle_experts"].tolist() == [0, 1, 2, 3, 6, 1, 2, 3, 4, 5, 6]
+    assert found["oracle_start"].tolist() == [0, 3, 5, 7, 11]
+    assert (found["oracle_experts"].dtype, found["oracle_start"].dtype) == (np.uint32, np.uint64)
+
+
+def test_a_trace_s_counts_are_priorities(trace_file: Path) -> None:
+    # The second step's bank 1 was read whole: nobody saw a choice.
+    assert seeds.load_priorities(trace_file, IDENTITY).tolist() == [1, 3, 2, 2, 0, 0, 2]
+
+
+@pytest.mark.parametrize("load", [seeds.load_oracle, seeds.load_priorities])
+def test_another_model_s_trace_is_refused_with_both_names(load: Any, trace_file: Path) -> None:
+    with pytest.raises(
+        RefusedError, match=rf"belongs to model {IDENTITY} \(test\), this is model feedfeedfeedfeed"
+    ):
+        load(trace_file, "feedfeedfeedfeed")
+
+
+def test_a_trace_is_no_fit_and_a_fit_no_trace(trace_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="is not a fit file"):
+        seeds.load_ridge(trace_file, IDENTITY)
+    with pytest.raises(RefusedError, match="is not a trace"):
+        seeds.load_oracle(save(tmp_path / "a.npz", small_fit()), IDENTITY)
+    with pytest.raises(UsageError, match="there is no file"):
+        seeds.load_priorities(tmp_path / "missing.parquet", IDENTITY)
+
+
+def test_a_trace_without_routes_seeds_nothing(tmp_path: Path) -> None:
+    empty = build(meta([3, 4], 2, [([0, 1], 4096)], [7], identity=IDENTITY), [])
+    empty.steps.update(step=np.array([0]), phase=np.array([1]), tokens=np.array([1]))
+    path = save_trace(empty, tmp_path / "empty.parquet")
+    for load in (seeds.load_oracle, seeds.load_priorities):
+        with pytest.raises(RefusedError, match="holds no routes: record one with"):
+            load(path, IDENTITY)

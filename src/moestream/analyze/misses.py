@@ -54,7 +54,7 @@ def where(choices: Choices) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def _whole(choices: Choices) -> Bool:
     """The tokens whose choice was seen in every layer; all, where none of those on which predictors are judged is."""
-    whole: Bool = (choices.ids[:, :, 0] >= 0).all(axis=1)
+    whole: Bool = np.all(choices.ids[:, :, 0] >= 0, axis=1)
     return whole if (whole & held_out(choices)).any() else np.ones(choices.tokens, bool)
 
 
