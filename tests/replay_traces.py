@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 
+from moestream.stats import Step
 from moestream.trace import EVENTS, Trace, TraceBuilder
 from record_routes import RECORDED
 
@@ -51,19 +54,47 @@ def meta(
     }
 
 
-def build(about: dict[str, Any], steps: list[list[Route]], prompts: int = 1, **recorded: list[int]) -> Trace:
-    """A trace of these steps, the first ``prompts`` of which read the prompt. ``recorded``: hits, misses by step."""
-    builder = TraceBuilder(about)
+def feed(
+    sink: Any, about: dict[str, Any], steps: list[list[Route]], prompts: int = 1, **recorded: Any
+) -> None:
+    """Give a sink these steps, the first ``prompts`` of which read the prompt. ``recorded``: hits, misses by step."""
+    sink.begin(about)
     token = 0
     for number, routes in enumerate(steps):
         tokens = max(len(rows) for _, rows, _ in routes)
-        step = {"tokens": tokens, **{name: values[number] for name, values in recorded.items()}}
-        builder.add(number, "prefill" if number < prompts else "decode", step, events(routes, token))
+        known = {name: int(values[number]) for name, values in recorded.items()}
+        step = Step(**{**dict.fromkeys((field.name for field in fields(Step)), 0), "tokens": tokens, **known})
+        sink.step(number, "prefill" if number < prompts else "decode", step, events(routes, token))
         token += tokens
-    return builder.build()
+    sink.close()
 
 
-def demo_trace(capacity: int = 480, policy: str = "lru", parts: int = 1, wishes: bool = False) -> Trace:
+class Kept:
+    """A sink that keeps the trace in memory."""
+
+    def begin(self, meta: dict[str, Any]) -> None:
+        self.builder = TraceBuilder(meta)
+
+    def step(self, index: int, phase: str, step: Step, events: Mapping[str, Any]) -> None:
+        self.builder.add(index, phase, asdict(step), events)
+
+    def close(self, events: Mapping[str, Any] | None = None) -> None:
+        pass
+
+    def discard(self) -> None:
+        pass
+
+
+def build(about: dict[str, Any], steps: list[list[Route]], prompts: int = 1) -> Trace:
+    """A trace in memory of these steps."""
+    sink = Kept()
+    feed(sink, about, steps, prompts)
+    return sink.builder.build()
+
+
+def demo_steps(
+    capacity: int = 480, policy: str = "lru", parts: int = 1, wishes: bool = False
+) -> tuple[dict[str, Any], list[list[Route]]]:
     """The demo model's recorded routes; the layers dealt out to parts in turn, a part's frames half the one before's.
 
     With ``wishes`` each route asks for the next layer's first two experts of the token before.
@@ -83,4 +114,9 @@ def demo_trace(capacity: int = 480, policy: str = "lru", parts: int = 1, wishes:
     about = meta(
         [experts] * layers, used, shapes, [capacity // parts] * parts, f"arena+uring:8+{policy}+none+anon"
     )
-    return build(about, steps)
+    return about, steps
+
+
+def demo_trace(*words: Any, **options: Any) -> Trace:
+    """``demo_steps`` as a trace in memory."""
+    return build(*demo_steps(*words, **options))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +11,11 @@ import pytest
 
 from answers import answer, prompt_tokens
 from conftest import evicted, load
+from moestream.cli.main import main
 from moestream.replay import BELADY, check_fidelity, parse_budgets, prepare, replay
-from moestream.stats import Step
-from moestream.trace import Trace, TraceBuilder
+from moestream.trace import Trace
 from moestream.trace.trace import SLAB_KINDS
-
-
-class Kept:
-    """A sink that keeps the trace in memory."""
-
-    def __init__(self) -> None:
-        self.builder: TraceBuilder | None = None
-
-    def begin(self, meta: dict[str, Any]) -> None:
-        self.builder = TraceBuilder(meta)
-
-    def step(self, index: int, phase: str, step: Step, events: Mapping[str, Any]) -> None:
-        assert self.builder is not None
-        self.builder.add(index, phase, asdict(step), events)
-
-    def close(self, events: Mapping[str, Any] | None = None) -> None:
-        pass
-
-    def discard(self) -> None:
-        pass
+from replay_traces import Kept
 
 
 def traced(path: Path, mechanism: str, prompt: int, experts: int = 0, **arguments: Any) -> tuple[Trace, bool]:
@@ -44,25 +25,27 @@ def traced(path: Path, mechanism: str, prompt: int, experts: int = 0, **argument
     answer(llama, prompt_tokens(prompt, llama.n_vocab()), 12)
     left = evicted(llama)
     llama.close()
-    assert sink.builder is not None
     return sink.builder.build(), left
 
 
 @pytest.mark.parametrize(
-    ("arch", "mechanism", "prompt"),
+    ("arch", "quant", "mechanism", "prompt"),
     [
-        ("olmoe", "arena+uring:8+lru+none", 5),
-        ("olmoe", "arena+uring:8+lfu-decay:16+gate:2", 5),
-        ("olmoe", "arena+threads:2+lru-layer+gate:8", 40),
-        ("olmoe", "arena+sync+sieve+previous:4", 3),
-        ("olmoe", "arena+uring:8+s3fifo+random:4", 3),
-        ("qwen2moe", "arena+uring:8+fifo+gate:4", 20),
+        ("olmoe", "Q4_K", "arena+uring:8+lru+none", 5),
+        ("olmoe", "Q4_K", "arena+uring:8+lfu-decay:16+gate:2", 5),
+        ("olmoe", "Q4_K", "arena+sync+sieve+previous:4", 3),
+        ("olmoe", "Q4_K", "arena+uring:8+s3fifo+random:4", 3),
+        ("qwen2moe", "Q4_K", "arena+uring:8+fifo+gate:4", 20),
+        # Two parts; a prompt whose every layer is read early.
+        ("olmoe", "Q4_K_M", "arena+threads:2+lru-layer+gate:8", 40),
+        # Layers without experts before those with.
+        ("deepseek2", "Q4_K", "arena+uring:8+lfu-decay:16+gate:2", 5),
     ],
 )
 def test_replay_of_the_recorded_mechanism_is_the_record(
-    tiny: Callable[..., Path], arch: str, mechanism: str, prompt: int
+    tiny: Callable[..., Path], arch: str, quant: str, mechanism: str, prompt: int
 ) -> None:
-    trace, left = traced(tiny(arch), mechanism, prompt)
+    trace, left = traced(tiny(arch, quant=quant), mechanism, prompt)
     assert left
     recording = prepare(trace)
     fidelity = check_fidelity(trace, recording)
@@ -87,6 +70,21 @@ def test_bytes_are_those_of_the_slabs_read(tiny: Callable[..., Path]) -> None:
     assert done.bytes.sum() == trace.slabs.bytes[demand].sum()
 
 
+def test_a_recorded_file_says_so_itself(
+    tiny: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.parquet"
+    llama = load(tiny("olmoe"), "arena+uring:8+lfu-decay:16+gate:2", trace=str(file))
+    answer(llama, prompt_tokens(5, llama.n_vocab()), 12)
+    llama.close()
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(file), "--policy", "lru,belady", "--json", "-"])
+    assert ended.value.code == 0
+    document = json.loads(capfd.readouterr().out)
+    (recorded,) = [trace["recorded"] for trace in document["traces"]]
+    assert recorded["different_steps"] == 0 < recorded["misses"]
+
+
 def test_recorded_budget_is_split_as_the_engine_did(tiny: Callable[..., Path]) -> None:
     trace, _ = traced(tiny("olmoe"), "arena+uring:8+lru+none", 5, experts=6 << 20)
     recording = prepare(trace)
@@ -108,5 +106,4 @@ def traced_mapped(path: Path) -> Trace:
     llama = load(path, "mapped+willneed", trace=sink)
     answer(llama, prompt_tokens(5, llama.n_vocab()), 6)
     llama.close()
-    assert sink.builder is not None
     return sink.builder.build()

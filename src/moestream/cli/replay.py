@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json as json_module
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moestream.errors import UsageError
+from moestream.errors import RefusedError, UsageError
 from moestream.report import check_writable, write_json
 from moestream.units import format_bytes
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from moestream.replay import Fidelity, Options, Point, Recording
+    from moestream.trace import Trace
 
 HALVES = ("first", "second")
 #: What --plot writes, by the file's ending.
@@ -59,7 +61,6 @@ def replay(
     # numpy and the traces' reader: wrong words are to be told at once.
     from moestream.replay import (
         Options,
-        check_fidelity,
         check_same_model,
         curves,
         parse_budgets,
@@ -74,11 +75,13 @@ def replay(
     read = [(path, read_trace(Path(path))) for path in dict.fromkeys(traces)]
     recordings = [prepare(trace, path) for path, trace in read]
     check_same_model(recordings)
-    policies = parse_policies(policy, lambda path: load_priorities(path, recordings[0].identity))
+
+    def load(path: str) -> Any:
+        return load_priorities(path, recordings[0].identity)
+
+    policies = parse_policies(policy, load)
     budgets = parse_budgets(budget, recordings)
-    checked = [
-        check_fidelity(trace, recording) for (_, trace), recording in zip(read, recordings, strict=True)
-    ]
+    checked = [_check(trace, recording, load) for (_, trace), recording in zip(read, recordings, strict=True)]
     points = list(curves(recordings, policies, budgets, options))
     if json is not None:
         document = describe(recordings, checked, points, options)
@@ -112,8 +115,19 @@ def _check_words(
             raise UsageError(f"{option} {path}: that is the trace, name another file")
 
 
+def _check(trace: Trace, recording: Recording, load: Callable[[str], Any]) -> Fidelity | str:
+    """The recorded mechanism replayed, or in words why it cannot be: no reason not to replay others."""
+    from moestream.replay import check_fidelity
+
+    try:
+        fidelity = check_fidelity(trace, recording, load)
+    except (UsageError, RefusedError) as error:
+        return f"warning: not held against its own record: {error}"
+    return fidelity or "its mechanism kept no experts itself: there are no recorded hits to reproduce"
+
+
 def describe(
-    recordings: list[Recording], checked: list[Fidelity | None], points: list[Point], options: Options
+    recordings: list[Recording], checked: list[Fidelity | str], points: list[Point], options: Options
 ) -> dict[str, Any]:
     """The curves as plain JSON values; sizes in bytes."""
     from moestream.replay import gaps_closed
@@ -136,7 +150,7 @@ def describe(
                 "routes": len(recording),
                 "routed_experts": len(recording.experts),
                 "capacities": list(recording.capacities),
-                "recorded": None if fidelity is None else dataclasses.asdict(fidelity),
+                "recorded": None if isinstance(fidelity, str) else dataclasses.asdict(fidelity),
             }
             for recording, fidelity in zip(recordings, checked, strict=True)
         ],
@@ -167,7 +181,7 @@ def _title(recordings: list[Recording], options: Options) -> str:
 
 
 def _print(
-    recordings: list[Recording], checked: list[Fidelity | None], points: list[Point], options: Options
+    recordings: list[Recording], checked: list[Fidelity | str], points: list[Point], options: Options
 ) -> None:
     from rich.console import Console
 
@@ -186,9 +200,9 @@ def _print(
         console.print(line, soft_wrap=True)
 
 
-def _fidelity_line(fidelity: Fidelity | None) -> str:
-    if fidelity is None:
-        return "its mechanism kept no experts itself: there are no recorded hits to reproduce"
+def _fidelity_line(fidelity: Fidelity | str) -> str:
+    if isinstance(fidelity, str):
+        return fidelity
     if fidelity.different_steps == 0:
         return (
             f"replayed as recorded ({fidelity.policy}): {fidelity.hits} hits and {fidelity.misses} misses, "

@@ -7,7 +7,7 @@ hits and misses exactly, early reads included: what the engine asked for early i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -236,24 +236,27 @@ class Fidelity:
 
 
 def check_fidelity(
-    trace: Trace, recording: Recording, priority: NDArray[np.float64] | None = None
+    trace: Trace, recording: Recording, load: Callable[[str], NDArray[np.float64]] | None = None
 ) -> Fidelity | None:
     """Replay the whole trace under its own mechanism; None where that had no cache. All steps must be the same,
-    unless the trace does not begin with the load or its policy is not what it was."""
+    unless the trace does not begin with the load or its policy is not what it was. ``load`` reads the seed's file
+    that a policy names. Raises MechanismError for a mechanism this version does not know, and what ``load`` does."""
     if not recording.capacities:
         return None
-    policy = Mechanism.parse(recording.mechanism).policy
-    done = replay(recording, policy, recording.capacities, priority=priority)
-    table = done.per_step()
-    at = np.searchsorted(trace.steps["step"], table["step"])
-    hits, misses = (trace.steps[name][at].astype(np.int64) for name in ("hits", "misses"))
-    different = (hits != table["hits"]) | (misses != table["misses"])
+    mechanism = Mechanism.parse(recording.mechanism)
+    file = mechanism.file_of("policy")
+    priority = load(file) if load is not None and file is not None else None
+    table = replay(recording, mechanism.policy, recording.capacities, priority=priority).per_step()
+    # A recording that broke off may have routes of a step that never ended.
+    steps, mine, theirs = np.intersect1d(table["step"], trace.steps["step"], return_indices=True)
+    hits, misses = (trace.steps[name][theirs].astype(np.int64) for name in ("hits", "misses"))
+    different = (hits != table["hits"][mine]) | (misses != table["misses"][mine])
     return Fidelity(
-        policy=policy,
-        hits=int(table["hits"].sum()),
-        misses=int(table["misses"].sum()),
+        policy=mechanism.policy,
+        hits=int(table["hits"][mine].sum()),
+        misses=int(table["misses"][mine].sum()),
         recorded_hits=int(hits.sum()),
         recorded_misses=int(misses.sum()),
-        steps=len(different),
+        steps=len(steps),
         different_steps=int(different.sum()),
     )
