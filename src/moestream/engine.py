@@ -224,6 +224,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._recorder.on_step = lambda number, phase, step: sink.step(
                 number, phase, step, engine.take_trace()
             )
+        elif sink is not None:
+            sink.discard()
+            self.fallbacks.append("a dense model has no routes: no trace is written")
         context = self._ctx
         for name in ("decode", "encode"):
             setattr(context, name, self._recorded(getattr(context, name)))
@@ -323,15 +326,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                     delattr(self._ctx, name)
         engine, sink = self._engine, self._trace
         self._engine = self._trace = None
-        try:
-            if sink is not None:
-                sink.close(engine.take_trace(finish=True))
-        finally:
-            if hasattr(self, "_stack"):
-                super().close()
-            # llama.cpp's tensors point into the store's regions: it goes only after them.
-            if engine is not None:
-                engine.close()
+        recorded = engine.take_trace(finish=True) if sink is not None else None
+        if hasattr(self, "_stack"):
+            super().close()
+        # llama.cpp's tensors point into the store's regions: it goes only after them.
+        if engine is not None:
+            engine.close()
+        # Finishing a file takes memory, which the cap has only now.
+        if sink is not None:
+            sink.close(recorded)
 
     def __enter__(self) -> Llama:
         return self

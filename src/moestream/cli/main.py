@@ -27,7 +27,7 @@ COMMANDS = {
     "plan": "Say how a memory cap would be divided, and how fast that can be.",
     "inspect": "Show a model's expert table: what streams and what stays.",
     "mechanisms": "List every part of a mechanism, and what this box has.",
-    "trace": "Look at a recorded run, export it, or finish one that was cut short.",
+    "trace": "Show a recorded run, export it, or finish one cut short.",
     "replay": "Say what other policies and budgets would have read.",
     "analyze": "Show how skewed and local a trace's routing is, and what could be known of it in advance.",
     "fit": "Fit a predictor to traces.",

@@ -21,7 +21,7 @@ trace = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Look at a recorded run, export it, or finish one that was cut short.",
+    help="Show a recorded run, export it, or finish one cut short.",
 )
 
 
@@ -137,12 +137,12 @@ def _print(description: dict[str, Any]) -> None:
 
 def _facts(description: dict[str, Any]) -> list[tuple[str, str]]:
     meta = description["meta"]
-    model, budget, box = meta["model"], meta.get("budget", {}), meta.get("box", {})
+    model, budget = meta["model"], meta.get("budget", {})
     versions = ", ".join(f"{name} {version}" for name, version in meta.get("versions", {}).items())
     facts = [
         ("model", f"{model.get('name', '?')} ({model.get('arch', '?')}), identity {model['identity']}"),
         ("experts", f"{sum(model['experts'])} in {len(model['experts'])} banks"),
-        ("box", ", ".join(f"{name} {value}" for name, value in box.items() if not isinstance(value, dict))),
+        ("box", _box(meta.get("box", {}))),
         ("mechanism", str(meta.get("mechanism", "?"))),
         *(("not as asked", text) for text in meta.get("fallbacks", [])),
         ("budget", ", ".join(f"{name.removesuffix('_bytes')} {_size(n)}" for name, n in budget.items())),
@@ -157,6 +157,11 @@ def _facts(description: dict[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
+def _box(box: dict[str, Any]) -> str:
+    words = [f"{name} {box[name]}" for name in ("cpus", "machine", "kernel", "fs", "device") if name in box]
+    return ", ".join([*words, f"memory {_size(box.get('ram_bytes'))}"])
+
+
 def _size(value: Any) -> str:
     return format_bytes(value) if isinstance(value, (int, float)) else "?"
 
@@ -165,21 +170,28 @@ def _number(value: float | None, pattern: str) -> str:
     return "-" if value is None else format(value, pattern)
 
 
+def _table(table_type: Any, *columns: str) -> Any:
+    """A table of numbers that fits a terminal of 80 columns."""
+    table = table_type(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "phase" else "right", no_wrap=True)
+    return table
+
+
 def _phases(description: dict[str, Any], table_type: Any) -> Any:
-    table = table_type("phase")
-    for column in (
+    table = _table(
+        table_type,
+        "phase",
         "steps",
         "tokens",
         "tok/s",
         "p50 ms",
         "p95 ms",
-        "hit rate",
+        "hits",
         "read",
         "a token",
-        "stall",
-        "work",
-    ):
-        table.add_column(column, justify="right")
+        "stall s",
+    )
     for name in ("prefill", "decode"):
         phase = description[name]
         routed, tokens = phase["hits"] + phase["misses"], phase["tokens"]
@@ -193,34 +205,33 @@ def _phases(description: dict[str, Any], table_type: Any) -> Any:
             _number(phase["hits"] / routed if routed else None, ".1%"),
             format_bytes(phase["bytes_read"]),
             format_bytes(phase["bytes_read"] / tokens) if tokens else "-",
-            f"{phase['stall_s']:.2f} s",
-            f"{phase['memory_work_s']:.2f} s",
+            f"{phase['stall_s']:.2f}",
         )
     return table
 
 
 def _step_table(description: dict[str, Any], table_type: Any) -> Any:
-    table = table_type("step", "phase")
-    for column in ("tokens", "ms", "hits", "misses", "read", "stall ms", "work ms", "major faults"):
-        table.add_column(column, justify="right")
-
-    def add(step: dict[str, Any], end_section: bool = False) -> None:
-        table.add_row(
-            str(step["step"]),
-            step["phase"],
-            str(step["tokens"]),
-            f"{step['seconds'] * 1e3:.1f}",
-            str(step["hits"]),
-            str(step["misses"]),
-            format_bytes(step["bytes_read"]),
-            f"{step['stall_s'] * 1e3:.1f}",
-            f"{step['memory_work_s'] * 1e3:.1f}",
-            str(step["majflt"]),
-            end_section=end_section,
-        )
-
+    """The first and the last steps; times in ms."""
+    table = _table(
+        table_type, "step", "phase", "tokens", "ms", "stall", "work", "hits", "misses", "read", "majflt"
+    )
     for step in description["first"]:
-        add(step, end_section=step is description["first"][-1])
+        table.add_row(*_cells(step))
+    if description["steps"] > len(description["first"]) + len(description["last"]):
+        table.add_row("...")
     for step in description["last"]:
-        add(step)
+        table.add_row(*_cells(step))
     return table
+
+
+def _cells(step: dict[str, Any]) -> list[str]:
+    return [
+        str(step["step"]),
+        step["phase"],
+        str(step["tokens"]),
+        *(f"{step[name] * 1e3:.1f}" for name in ("seconds", "stall_s", "memory_work_s")),
+        str(step["hits"]),
+        str(step["misses"]),
+        format_bytes(step["bytes_read"]),
+        str(step["majflt"]),
+    ]

@@ -1,4 +1,8 @@
-"""Between a step's flat arrays and rows of the table, both ways. Nothing here touches a file."""
+"""Between a step's flat arrays and rows of the table, both ways. Nothing here touches a file.
+
+What writes makes Arrow arrays from buffers: ``pyarrow.array`` would import pandas where there is one, and with it 35 MB
+that a cap does not have.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,8 @@ def to_batch(recorded: Sequence[Recorded], meta: Mapping[str, Any], schema: Any,
         (STEP, _step_rows(recorded)),
     ]
     lengths = [len(columns["step"]) for _, columns in parts]
-    arrays: dict[str, Any] = {"event": pa.array(np.repeat([event for event, _ in parts], lengths).tolist())}
+    events = [event for (event, _), length in zip(parts, lengths, strict=True) for _ in range(length)]
+    arrays = {"event": _array(events, pa.string())}
     for name in list(COLUMNS)[1:]:
         kind = arrow_type(name)
         chunks = [
@@ -64,13 +69,34 @@ def to_batch(recorded: Sequence[Recorded], meta: Mapping[str, Any], schema: Any,
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 
 
+@dataclass(frozen=True)
+class _Masked:
+    """A column that is null where ``absent``."""
+
+    values: Int
+    absent: NDArray[np.bool_]
+
+
 def _array(values: Any, kind: Any) -> Any:
+    """A column's values as an Arrow array of this type."""
     pa = load_arrow()
     if isinstance(values, pa.Array):
         return values
-    if isinstance(values, np.ma.MaskedArray):
-        return pa.array(values.data, kind, mask=np.ma.getmaskarray(values))
-    return pa.array(values, kind)
+    if kind == pa.string():
+        text = [word.encode() for word in values]
+        offsets = starts(np.array([len(word) for word in text], np.int64)).astype(np.int32)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(text))]
+        return pa.Array.from_buffers(kind, len(text), buffers)
+    validity = None
+    if isinstance(values, _Masked):
+        validity, values = _validity(values.absent), values.values
+    typed = np.ascontiguousarray(values, kind.to_pandas_dtype())
+    return pa.Array.from_buffers(kind, len(typed), [validity, pa.py_buffer(typed)])
+
+
+def _validity(absent: NDArray[np.bool_]) -> Any:
+    """A bit for each value that is there."""
+    return load_arrow().py_buffer(np.packbits(~absent, bitorder="little"))
 
 
 def _route_rows(recorded: Sequence[Recorded], first_route: int, layers: Int) -> dict[str, Any]:
@@ -83,8 +109,8 @@ def _route_rows(recorded: Sequence[Recorded], first_route: int, layers: Int) -> 
     # A wish list stands in the last row of its route; other rows have none, not an empty one.
     wish_lengths = np.zeros(int(ends[-1]) if len(ends) else 0, np.int64)
     wish_lengths[ends - 1] = wishes
-    without = np.ones(len(wish_lengths), bool)
-    without[ends[wishes > 0] - 1] = False
+    absent = np.ones(len(wish_lengths), bool)
+    absent[ends[wishes > 0] - 1] = False
     return {
         "step": np.repeat(step, rows),
         "tokens": np.repeat(column("tokens"), rows),
@@ -94,17 +120,17 @@ def _route_rows(recorded: Sequence[Recorded], first_route: int, layers: Int) -> 
         "token": np.repeat(column("token"), rows),
         "position": np.arange(len(wish_lengths)) - np.repeat(ends - rows, rows),
         "ids": _lists(np.repeat(k, rows), column("ids")),
-        "wish": _lists(wish_lengths, column("wish_ids"), without),
+        "wish": _lists(wish_lengths, column("wish_ids"), absent),
     }
 
 
-def _lists(lengths: Int, values: Int, without: NDArray[np.bool_] | None = None) -> Any:
-    """Lists of these lengths; null where ``without``."""
+def _lists(lengths: Int, values: Int, absent: NDArray[np.bool_] | None = None) -> Any:
+    """Lists of these lengths; null where ``absent``."""
     pa = load_arrow()
-    mask = None if without is None else pa.array(without)
-    return pa.ListArray.from_arrays(
-        pa.array(starts(lengths), pa.int32()), pa.array(values, pa.int32()), mask=mask
-    )
+    offsets = pa.py_buffer(starts(lengths).astype(np.int32))
+    buffers = [None if absent is None else _validity(absent), offsets]
+    children = [_array(values, pa.int32())]
+    return pa.Array.from_buffers(pa.list_(pa.int32()), len(lengths), buffers, children=children)
 
 
 def _slab_rows(recorded: Sequence[Recorded], known: int, layers: Int, experts: Int) -> dict[str, Any]:
@@ -113,7 +139,7 @@ def _slab_rows(recorded: Sequence[Recorded], known: int, layers: Int, experts: I
 
     def happened(name: str) -> Any:
         values = column(name)
-        return np.ma.MaskedArray(values, values == 0)
+        return _Masked(values, values == 0)
 
     first = starts(experts)
     expert = column("expert")
@@ -123,23 +149,18 @@ def _slab_rows(recorded: Sequence[Recorded], known: int, layers: Int, experts: I
     caused = column("route")
     return {
         "step": np.concatenate([np.full(len(one.events["slab_expert"]), one.index) for one in recorded]),
-        "route": np.ma.MaskedArray(caused - 1, (caused == 0) | (caused > known)),
+        "route": _Masked(caused - 1, (caused == 0) | (caused > known)),
         "bank": bank,
         "layer": layers[bank],
         "expert": expert - first[bank],
         "slot": column("slot"),
-        "kind": _words(SLAB_KINDS, column("kind")),
+        "kind": [SLAB_KINDS[kind] for kind in column("kind").tolist()],
         "bytes": column("bytes"),
         "issued_ns": happened("issued_ns"),
         "ready_ns": happened("ready_ns"),
         "needed_ns": happened("needed_ns"),
         "waited_ns": column("waited_ns"),
     }
-
-
-def _words(words: tuple[str, ...], numbers: Int) -> Any:
-    pa = load_arrow()
-    return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int8()), pa.array(words)).cast(pa.string())
 
 
 def _step_rows(recorded: Sequence[Recorded]) -> dict[str, Any]:

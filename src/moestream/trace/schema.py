@@ -106,7 +106,8 @@ def complete_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
         "schema": {"name": "moestream-trace", "version": SCHEMA_VERSION},
         "versions": {**versions, **meta.get("versions", {})},
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": list(sys.argv),
+        # Where the program lies says nothing of the run.
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 
 
