@@ -70,6 +70,16 @@ bool replay_route(ExpertCache& cache, const RecordedRoutes& routes, size_t r, st
     return true;
 }
 
+// The last route's matmuls are over: what the policy does not keep leaves.
+void drop_unkept(ExpertCache& cache, std::vector<RoutedExpert>& routed) {
+    for (const RoutedExpert& one : routed) {
+        if (cache.keep(one.expert)) continue;
+        cache.unpin_route();
+        cache.drop(one.expert);
+    }
+    routed.clear();
+}
+
 }  // namespace
 
 Replayed replay(ExpertCache& cache, const RecordedRoutes& routes, std::span<const uint64_t> part_bytes,
@@ -81,29 +91,25 @@ Replayed replay(ExpertCache& cache, const RecordedRoutes& routes, std::span<cons
         if (bank >= in_part.size()) in_part.resize(bank + 1);
         in_part[bank] = in_part[bank] || cache.cached(expert);
     }
-    std::vector<bool> given_back(cache.experts());  // its bytes are not there, whatever the cache says
     std::vector<RoutedExpert> routed;
     std::vector<Load> loads;
     CacheCounters before;
     for (size_t r = 0; r < routes.size(); ++r) {
         if (r == counted_from) before = cache.counters();
+        drop_unkept(cache, routed);
         if (in_part[routes.bank[r]]) {
             if (!replay_route(cache, routes, r, routed, loads)) {
                 result.refused[r] = 1;
+                routed.clear();
                 continue;
             }
             result.misses[r] = static_cast<uint32_t>(loads.size());
             result.hits[r] = static_cast<uint32_t>(routed.size() - loads.size());
-            for (const Load& load : loads) given_back[load.expert] = true;
-            for (const RoutedExpert& one : routed) {
-                if (given_back[one.expert]) result.bytes[r] += part_bytes[cache.part_of(one.expert)];
-                given_back[one.expert] = !cache.keep(one.expert);
-            }
+            for (const Load& load : loads) result.bytes[r] += part_bytes[cache.part_of(load.expert)];
         }
         for (const uint32_t expert : routes.wished(r)) {
             Load load;
             if (!cache.speculate(expert, load)) continue;
-            given_back[expert] = false;
             ++result.early[r];
             result.early_bytes[r] += part_bytes[cache.part_of(expert)];
         }

@@ -186,7 +186,7 @@ def test_a_plot_shows_each_policy_between_its_bounds(tmp_path: Path, monkeypatch
         (["a.parquet", "--disk", "1GB/s"], 2, "add --compute"),
         (["a.parquet", "--half", "third"], 2, "first or second"),
         (["a.parquet", "--half", "first", "--warm-half"], 2, "name one of them"),
-        (["a.parquet", "--plot", "curves.gif"], 2, ".svg or .png"),
+        (["a.parquet", "--plot", "curves.gif"], 2, "ends in .png, .svg"),
         (["a.parquet", "--json", "/"], 2, "--json /: that is a directory"),
         (["a.parquet", "--json", "/nowhere/x.json"], 2, "no directory /nowhere"),
         (["a.parquet", "--plot", "/nowhere/x.svg"], 2, "--plot /nowhere/x.svg: there is no directory"),

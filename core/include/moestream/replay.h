@@ -37,7 +37,7 @@ struct RecordedRoutes {
 struct Replayed {
     std::vector<uint32_t> hits, misses;
     std::vector<uint32_t> early;         // experts loaded early after the route
-    std::vector<uint64_t> bytes;         // of the misses, and of hits that the policy had not let stay (Policy::keep)
+    std::vector<uint64_t> bytes;         // of the misses
     std::vector<uint64_t> early_bytes;   // of the early loads, as if every one of them had been read to its end
     std::vector<uint8_t> refused;
     CacheCounters counters;              // from route `counted_from` on

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from moestream.trace import Trace
 
 HALVES = ("first", "second")
-#: What --plot writes, by the file's ending.
-PLOTS = (".svg", ".png")
 
 
 def replay(
@@ -51,7 +49,7 @@ def replay(
     json: Annotated[
         str | None, typer.Option(help="Write one JSON object to this file; - prints it instead.")
     ] = None,
-    plot: Annotated[str | None, typer.Option(help="Draw the curves into this .svg or .png file.")] = None,
+    plot: Annotated[str | None, typer.Option(help="Draw the curves: a .png, .svg or .pdf.")] = None,
 ) -> None:
     """Feed recorded routes to the engine's own cache under other policies and budgets: hits, bytes, expected speed.
 
@@ -105,8 +103,10 @@ def _check_words(
         raise UsageError(f"--half is first or second, not {half!r}")
     if half is not None and warm_half:
         raise UsageError("--half replays one half alone, --warm-half both: name one of them")
-    if plot is not None and Path(plot).suffix.lower() not in PLOTS:
-        raise UsageError(f"--plot writes {' or '.join(PLOTS)} files, not {plot!r}")
+    if plot is not None:
+        from moestream.analyze.plot import check_plot
+
+        check_plot(Path(plot))
     for option, path in (("--json", json), ("--plot", plot)):
         if path is None or path == "-":
             continue

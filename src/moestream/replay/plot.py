@@ -20,15 +20,13 @@ _ROOM_BYTES = 8 << 20
 
 
 def draw(points: Sequence[Point], path: Path, title: str) -> None:
-    """Write the plot of one trace, or of several the pooled curves, as .svg or .png by the file's ending.
+    """Write the plot of one trace, or of several the pooled curves; its format is the file's ending. Needs matplotlib.
 
     Budgets at which a route was refused are left out: what was not counted would look like a gain. Raises RefusedError
-    without matplotlib (extra ``lab``), without a place to write and when nothing is left to draw.
+    without a place to write and when nothing is left to draw.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RefusedError("plots need matplotlib: pip install 'moestream[lab]'") from None
+    from matplotlib.figure import Figure
+
     pooled = [point for point in points if point.trace == POOLED] or list(points)
     shown = [point for point in pooled if point.figures.refused == 0]
     if not shown:

@@ -156,8 +156,7 @@ def _geometry(model: dict[str, Any]) -> Geometry:
 
 @dataclass(frozen=True)
 class Replayed:
-    """One replay. Arrays have one entry a route: ``bytes`` of misses, and of hits whose pages the policy had given back
-    (``dontneed``); ``early`` loads and their ``early_bytes``, as
+    """One replay. Arrays have one entry a route: ``bytes`` of misses; ``early`` loads and their ``early_bytes``, as
     if each had been read to its end; ``refused``: wider than its part's capacity, so nothing happened (the engine
     would have taken a smaller step). ``counters`` are of the routes from ``counted_from`` on."""
 
