@@ -60,15 +60,16 @@ def test_effect_is_that_of_the_engine_s_cache() -> None:
     trace = single([[0], [1], [2], [2], [0], [1], [3], [1]], 4, 2)
     choices = from_trace(trace)
     solo = misses.one_by_one(prepare(trace), choices)
+    plain = replay(solo, "lru", [2])
     right = named([[-1]] * 6 + [[3], [-1]])
-    assert misses.effect(solo, choices, right, "lru", [2], 1) == {
+    assert misses.effect(plain, choices, right, 1) == {
         "demand_bytes_saved": 1.0,
         "bytes_read_ratio": 1.0,
     }
     wrong = named([[-1]] * 6 + [[2], [-1]])
     # 2 takes the frame of 0, 3 then that of 1 (2 came later), which is wanted next: one miss more, one read for
     # nothing.
-    assert misses.effect(solo, choices, wrong, "lru", [2], 1) == {
+    assert misses.effect(plain, choices, wrong, 1) == {
         "demand_bytes_saved": -1.0,
         "bytes_read_ratio": 3.0,
     }
@@ -213,8 +214,18 @@ def test_what_a_trace_does_not_hold_is_said_with_the_remedy() -> None:
     assert "not in this trace" in told["absent"]["gate"]
     assert "--mechanism arena+gate:8 --trace FILE" in told["absent"]["gate"]
     short = document(single([[0], [1], [2]], 4, 2))["predictors"]
-    assert "fewer than 16 tokens" in short["absent"]["ridge"]
+    assert "too few tokens in a row" in short["absent"]["ridge"]
     assert "ridge" not in short["recall"]
+
+
+def test_a_long_prompt_whose_last_layer_was_seen_once_is_analysed_without_ridge() -> None:
+    about = meta([4, 4], 1, [([0, 1], FRAME)], [4])
+    trace = build(about, [[(0, [[t % 4] for t in range(40)], []), (1, [[1]], [])]])
+    trace.routes.tokens[:] = 40
+    said = document(trace)
+    assert said["tokens"] == 40
+    assert said["skew"][1]["distinct"] == 1
+    assert "ridge" in said["predictors"]["absent"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import moestream._core as _core
 from moestream.analyze.choices import Bool, Choices
 from moestream.analyze.predictors import Named, chosen, held_out, wishes_of
 from moestream.plan import HUGE_PAGE
-from moestream.replay.run import Recording, replay
+from moestream.replay.run import Recording, Replayed, replay
 from moestream.trace.trace import starts
 
 #: At most so many (token, layer, expert) are kept of what was in memory when.
@@ -145,14 +145,12 @@ def coverage(
     }
 
 
-def effect(
-    solo: Recording, choices: Choices, named: list[Named], policy: str, capacities: Sequence[int], wishes: int
-) -> dict[str, float | None]:
-    """The same run with and without the early reads, through the engine's cache: the share of the demand bytes that
-    went, and all bytes read as a share of those read without; of the judged tokens, every early read to its end."""
+def effect(plain: Replayed, choices: Choices, named: list[Named], wishes: int) -> dict[str, float | None]:
+    """The run ``plain`` with early reads of the first ``wishes``: the share of the demand bytes that went, and all
+    bytes read as a share of those read without; of the judged tokens, every early read to its end."""
+    solo = plain.recording
+    early = replay(with_wishes(solo, choices, named, wishes), plain.policy, plain.capacities)
     begin = int(np.searchsorted(where(choices)[0], judged_tokens(choices)[0]))
-    plain = replay(solo, policy, capacities, speculation=False)
-    early = replay(with_wishes(solo, choices, named, wishes), policy, capacities)
     demand = int(plain.bytes[begin:].sum())
     still = int(early.bytes[begin:].sum())
     # What is read early for the first judged route is asked for by the route before it.
@@ -218,6 +216,7 @@ def report(
     """One budget: what of it was missed, and ``by`` predictor and number of wishes what ``coverage`` and ``effect``
     say."""
     absent = absent_before(solo, choices, policy, capacities)
+    plain = replay(solo, policy, capacities)
     before, judged = absent
     missed = routed = 0
     for layer in range(len(choices.layers)):
@@ -234,7 +233,7 @@ def report(
             name: {
                 str(n): {
                     **coverage(solo, choices, by[1], absent, n),
-                    **effect(solo, choices, by[1], policy, capacities, n),
+                    **effect(plain, choices, by[1], n),
                 }
                 for n in wishes_of(choices)
             }

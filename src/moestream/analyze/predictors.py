@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from moestream.analyze import fit
 from moestream.analyze.choices import Bool, Choices, Int32, back, source, split
+from moestream.errors import RefusedError
 
 if TYPE_CHECKING:
     from moestream.trace.trace import Trace
@@ -23,7 +24,7 @@ NO_GATE = (
     "not in this trace, which holds no router inputs: record what it names with "
     "`moestream run --mechanism arena+gate:{used} --trace FILE`"
 )
-NO_RIDGE = f"fewer than {fit.FEWEST_TOKENS} tokens: too few to fit and to hold some out"
+NO_RIDGE = f"too few tokens in a row to fit and to hold some out: record {fit.FEWEST_TOKENS} or many more"
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,19 @@ def predict(choices: Choices, seed: int = 0) -> Predictions:
         "previous": dict.fromkeys(LOOKAHEADS, previous),
         "random": dict.fromkeys(LOOKAHEADS, random),
     }
-    if choices.tokens >= fit.FEWEST_TOKENS:
-        penalty = fit.choose_penalty([choices])
+    penalty = _penalty(choices)
+    if penalty is not None:
         made["ridge"] = {ahead: [_ridge(choices, t, ahead, penalty) for t in layers] for ahead in LOOKAHEADS}
     return made
+
+
+def _penalty(choices: Choices) -> float | None:
+    if choices.tokens < fit.FEWEST_TOKENS:
+        return None
+    try:
+        return fit.choose_penalty([choices])
+    except RefusedError:
+        return None  # a layer was seen too rarely, as the last one of a prompt is
 
 
 def _earlier(ids: Int32) -> Int32:
