@@ -7,42 +7,40 @@
 
 namespace moestream {
 
-Crew::Crew(uint32_t threads, Work work) : work_(std::move(work)) {
-    for (uint32_t t = 0; threads > 1 && t < threads; ++t) threads_.emplace_back([this, t] { serve(t); });
-}
-
-Crew::~Crew() {
-    {
-        const std::lock_guard lock(mutex_);
-        stop_ = true;
-    }
-    begun_.notify_all();
-    for (auto& thread : threads_) thread.join();
-}
+Crew::Crew(uint32_t threads, Work work)
+    : workers_(std::make_unique<State>(std::move(work)), threads > 1 ? threads : 0) {}
 
 void Crew::run(size_t count) {
-    if (threads_.empty()) {
-        for (size_t piece = 0; piece < count; ++piece) work_(piece, 0);
+    if (workers_.threads() == 0) {
+        for (size_t piece = 0; piece < count; ++piece) workers_->work(piece, 0);
         return;
     }
-    std::unique_lock lock(mutex_);
-    next_ = 0;
-    count_ = left_ = count;
-    begun_.notify_all();
-    ended_.wait(lock, [this] { return left_ == 0; });
+    std::unique_lock lock(workers_->mutex);
+    workers_->next = 0;
+    workers_->count = workers_->left = count;
+    workers_->begun.notify_all();
+    workers_->ended.wait(lock, [this] { return workers_->left == 0; });
 }
 
-void Crew::serve(uint32_t thread) {
-    std::unique_lock lock(mutex_);
+void Crew::State::serve(uint32_t thread) {
+    std::unique_lock lock(mutex);
     while (true) {
-        begun_.wait(lock, [this] { return stop_ || next_ < count_; });
-        if (stop_) return;
-        const size_t piece = next_++;
+        begun.wait(lock, [this] { return stopping || next < count; });
+        if (stopping) return;
+        const size_t piece = next++;
         lock.unlock();
-        work_(piece, thread);
+        work(piece, thread);
         lock.lock();
-        if (--left_ == 0) ended_.notify_one();
+        if (--left == 0) ended.notify_one();
     }
+}
+
+void Crew::State::stop() {
+    {
+        const std::lock_guard lock(mutex);
+        stopping = true;
+    }
+    begun.notify_all();
 }
 
 CrewShape parse_crew(const std::string& argument) {

@@ -6,8 +6,8 @@
 #include <functional>
 #include <mutex>
 #include <string>
-#include <thread>
-#include <vector>
+
+#include "workers.h"
 
 namespace moestream {
 
@@ -16,23 +16,24 @@ class Crew {
     // `work(piece, thread)` does piece number `piece`; it must not throw. One thread: the caller's own.
     using Work = std::function<void(size_t piece, uint32_t thread)>;
 
-    Crew(uint32_t threads, Work work);
-    ~Crew();
-    Crew(const Crew&) = delete;
-    Crew& operator=(const Crew&) = delete;
+    Crew(uint32_t threads, Work work);  // throws Error(refused)
 
     // Pieces 0..count-1 in that order, each by the first thread that is free; returns when all are done.
     void run(size_t count);
 
   private:
-    void serve(uint32_t thread);
+    struct State {
+        explicit State(Work work) : work(std::move(work)) {}
+        void serve(uint32_t thread);
+        void stop();
 
-    Work work_;
-    std::mutex mutex_;
-    std::condition_variable begun_, ended_;
-    size_t next_ = 0, count_ = 0, left_ = 0;
-    bool stop_ = false;
-    std::vector<std::thread> threads_;
+        Work work;
+        std::mutex mutex;
+        std::condition_variable begun, ended;
+        size_t next = 0, count = 0, left = 0;
+        bool stopping = false;
+    };
+    Workers<State> workers_;
 };
 
 // "4x2": threads and pieces a slab; "" is 1x1. Throws Error(usage).

@@ -5,13 +5,14 @@ namespace moestream {
 namespace {
 
 struct Fault : Warmer {
-    Outcome warm(std::span<const MappedSlab>) override { return {}; }
+    Trouble warm(std::span<MappedSlab>) override { return {}; }
     std::map<std::string, uint64_t> counts() const override { return {}; }
 };
 
 const WarmerRegistration registration("fault", "nothing: page faults bring the bytes, as in stock llama.cpp",
-                                      [](const WarmerOptions&, const std::string& argument) {
+                                      [](const WarmerOptions& options, const std::string& argument) {
                                           no_argument("fault", argument);
+                                          no_scratch("fault", options);
                                           return std::make_unique<Fault>();
                                       });
 

@@ -1,9 +1,16 @@
-// hybrid:mincore, hybrid:cachestat: ask which of a routed slab's pages are absent and read only those, by pread into
-// scratch. mincore answers page by page; cachestat (Linux 6.5) counts, so a slab that lacks some is read whole.
+// hybrid:mincore, hybrid:cachestat: ask which of a routed slab's pages are absent and read only those: advice, then pread
+// into scratch. mincore answers page by page; cachestat (Linux 6.5) counts, so a slab that lacks some is halved until
+// the absent part is found.
+//
+// To anybody who could not write the file mincore answers that all of it is there, and newer kernels refuse cachestat:
+// that is found out when a file is opened, not believed.
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <vector>
@@ -15,6 +22,7 @@ namespace moestream {
 namespace {
 
 constexpr long kCachestat = 451;  // the same on every architecture
+constexpr uint64_t kFewPages = 8;  // read rather than asked about again
 
 // The kernel's cachestat_range and cachestat.
 struct Range {
@@ -36,48 +44,59 @@ class Hybrid : public Warmer {
   public:
     explicit Hybrid(const WarmerOptions& options) : scratch_(options) {}
 
-    Outcome warm(std::span<const MappedSlab> slabs) override {
-        Outcome outcome;
-        for (size_t i = 0; i < slabs.size(); ++i) {
-            ++asked_;
-            const uint64_t before = read_;
-            const int error = fetch_absent(slabs[i]);
-            outcome.bytes += read_ - before;
-            resident_ += slabs[i].bytes - std::min(slabs[i].bytes, read_ - before);
-            if (error != 0) return {error, i, outcome.bytes};
+    Trouble warm(std::span<MappedSlab> slabs) override {
+        for (auto& slab : slabs) {
+            const int error = fetch_absent(slab);
+            if (error != 0) return {error, slab};
+            read_ += slab.asked;
+            resident_ += slab.bytes - slab.asked;
         }
-        return outcome;
+        return {};
     }
     std::map<std::string, uint64_t> counts() const override {
         return {{"residency questions", asked_}, {"bytes found resident", resident_}, {"bytes read", read_}};
     }
 
   protected:
-    virtual int fetch_absent(const MappedSlab& slab) = 0;
-    // Of the slab's bytes those in [begin, end) of the file.
-    int fetch(const MappedSlab& slab, uint64_t begin, uint64_t end) {
+    // Asks, and fetches what is not there. 0 or errno.
+    virtual int fetch_absent(MappedSlab& slab) = 0;
+    // Of the slab's bytes those in [begin, end) of the file: advice for the whole run first, so that it is one request.
+    int fetch(MappedSlab& slab, uint64_t begin, uint64_t end) {
         begin = std::max(begin, slab.offset);
         end = std::min(end, slab.offset + slab.bytes);
         if (begin >= end) return 0;
-        read_ += end - begin;
+        const int error = advise_willneed(slab.address + (begin - slab.offset), end - begin);
+        if (error != 0) return error;
+        slab.asked += end - begin;
         return scratch_.read_through(slab.fd, begin, end - begin);
     }
+    std::atomic<uint64_t> asked_{0};
 
   private:
     Scratch scratch_;
-    uint64_t asked_ = 0, resident_ = 0, read_ = 0;
+    std::atomic<uint64_t> resident_{0}, read_{0};
 };
 
 class ByMincore : public Hybrid {
   public:
     using Hybrid::Hybrid;
 
+    void open(const std::string& path, int fd, int) override {
+        struct stat status {};
+        const std::string name = "/proc/self/fd/" + std::to_string(fd);
+        const bool owner = geteuid() == 0 || (fstat(fd, &status) == 0 && status.st_uid == geteuid());
+        if (owner || faccessat(AT_FDCWD, name.c_str(), W_OK, AT_EACCESS) == 0) return;
+        throw Error(ErrorKind::unsupported, "hybrid:mincore: the kernel tells only who owns or may write " + path +
+                                                " what of it is in memory: own a copy, or use mapped+pread");
+    }
+
   private:
-    int fetch_absent(const MappedSlab& slab) override {
+    int fetch_absent(MappedSlab& slab) override {
         const Pages pages = around(slab.address, slab.bytes);
         present_.resize((pages.bytes + kPage - 1) / kPage);
+        ++asked_;
         if (mincore(pages.begin, pages.bytes, present_.data()) != 0) return errno;
-        const uint64_t first = slab.offset - static_cast<uint64_t>(slab.address - pages.begin);
+        const uint64_t first = slab.offset / kPage * kPage;
         for (size_t page = 0; page < present_.size();) {
             if (present_[page] & 1) {
                 ++page;
@@ -92,30 +111,51 @@ class ByMincore : public Hybrid {
         return 0;
     }
 
-    std::vector<unsigned char> present_;
+    std::vector<unsigned char> present_;  // grows to the largest slab and no further
 };
 
 class ByCachestat : public Hybrid {
   public:
-    explicit ByCachestat(const WarmerOptions& options) : Hybrid(options) {
+    using Hybrid::Hybrid;
+
+    void open(const std::string& path, int fd, int) override {
         uint64_t cached = 0;
-        // No file yet: a kernel that has the call complains of the descriptor, one that has not of the call.
-        const int error = cachestat(-1, 0, 0, cached);
-        if (error != EBADF) {
-            throw Error(ErrorKind::unsupported,
-                        "hybrid:cachestat: the kernel refuses cachestat (" + std::string(std::strerror(error)) +
-                            "); Linux 6.5 or newer has it, hybrid:mincore asks the same");
-        }
+        const int error = cachestat(fd, 0, kPage, cached);
+        if (error == 0) return;
+        throw Error(ErrorKind::unsupported,
+                    "hybrid:cachestat: the kernel refuses cachestat on " + path + " (" + std::strerror(error) +
+                        "); Linux 6.5 or newer has it for files of one's own, hybrid:mincore asks the same");
     }
 
   private:
-    int fetch_absent(const MappedSlab& slab) override {
-        uint64_t cached = 0;
-        const int error = cachestat(slab.fd, slab.offset, slab.bytes, cached);
-        if (error != 0) return error;
-        const uint64_t pages = (slab.offset + slab.bytes + kPage - 1) / kPage - slab.offset / kPage;
-        return cached >= pages ? 0 : fetch(slab, slab.offset, slab.offset + slab.bytes);
+    int fetch_absent(MappedSlab& slab) override {
+        run_begin_ = run_end_ = 0;
+        const uint64_t end = (slab.offset + slab.bytes + kPage - 1) / kPage * kPage;
+        const int error = search(slab, slab.offset / kPage * kPage, end);
+        return error != 0 ? error : fetch(slab, run_begin_, run_end_);
     }
+    // Halves [begin, end) until a part is all there, all absent, or not worth another question; absent neighbours are
+    // fetched together.
+    int search(MappedSlab& slab, uint64_t begin, uint64_t end) {
+        uint64_t cached = 0;
+        ++asked_;
+        int error = cachestat(slab.fd, begin, end - begin, cached);
+        const uint64_t pages = (end - begin) / kPage;
+        if (error != 0 || cached >= pages) return error;
+        if (cached > 0 && pages > kFewPages) {
+            const uint64_t middle = begin + pages / 2 * kPage;
+            error = search(slab, begin, middle);
+            return error != 0 ? error : search(slab, middle, end);
+        }
+        if (begin != run_end_) {
+            error = fetch(slab, run_begin_, run_end_);
+            run_begin_ = begin;
+        }
+        run_end_ = end;
+        return error;
+    }
+
+    uint64_t run_begin_ = 0, run_end_ = 0;
 };
 
 const WarmerRegistration registration(

@@ -1,10 +1,7 @@
 // memcpy:TxS: each routed slab is copied out of the mapping into scratch by T threads in S pieces: page faults bring the
 // bytes, but here, in order and side by side, and not inside the matmul.
 //
-// A file that has shrunk under its mapping would end the process here; so its length is looked at first, once a route.
-#include <sys/stat.h>
-
-#include <cerrno>
+// A file that has shrunk under its mapping would end the process here; the store looks at its length before it asks.
 #include <cstring>
 
 #include "pieces.h"
@@ -16,17 +13,8 @@ class Memcpy : public PieceWarmer {
   public:
     using PieceWarmer::PieceWarmer;
 
-    Outcome warm(std::span<const MappedSlab> slabs) override {
-        for (size_t i = 0; i < slabs.size(); ++i) {
-            if (i > 0 && slabs[i].fd == slabs[i - 1].fd && slabs[i].offset < slabs[i - 1].offset) continue;
-            struct stat status {};
-            if (fstat(slabs[i].fd, &status) != 0) return {errno, i, 0};
-            if (static_cast<uint64_t>(status.st_size) < slabs[i].offset + slabs[i].bytes) return {ENODATA, i, 0};
-        }
-        return PieceWarmer::warm(slabs);
-    }
     std::map<std::string, uint64_t> counts() const override {
-        std::map<std::string, uint64_t> counts{{"copies", done()}};
+        std::map<std::string, uint64_t> counts{{"copies", done_pieces()}};
         if (huge_bytes() > 0) counts["huge scratch bytes"] = huge_bytes();
         return counts;
     }

@@ -18,19 +18,19 @@ class PieceWarmer : public Warmer {
         for (uint32_t t = 0; t < shape.threads; ++t) scratch_.push_back(std::make_unique<Scratch>(options));
     }
 
-    Outcome warm(std::span<const MappedSlab> slabs) override {
+    Trouble warm(std::span<MappedSlab> slabs) override {
         slabs_ = slabs;
         error_ = 0;
         crew_.run(slabs.size() * pieces_);
-        Outcome outcome{error_, failed_ / pieces_, 0};
-        for (const auto& slab : slabs) outcome.bytes += slab.bytes;
-        return outcome;
+        if (error_ != 0) return {error_, slabs[failed_]};
+        for (auto& slab : slabs) slab.asked = slab.bytes;
+        return {};
     }
 
   protected:
     // Bytes [begin, begin + bytes) of the slab. 0 or errno; called by several threads at once.
     virtual int piece(const MappedSlab& slab, uint64_t begin, uint64_t bytes, const Scratch& scratch) = 0;
-    uint64_t done() const { return done_; }
+    uint64_t done_pieces() const { return done_; }
     uint64_t huge_bytes() const {
         uint64_t bytes = 0;
         for (const auto& scratch : scratch_) bytes += scratch->huge_bytes();
@@ -43,11 +43,11 @@ class PieceWarmer : public Warmer {
         const uint64_t size = ((slab.bytes + pieces_ - 1) / pieces_ + kPage - 1) / kPage * kPage;
         const uint64_t begin = std::min(slab.bytes, number % pieces_ * size);
         const uint64_t bytes = std::min(slab.bytes - begin, size);
-        if (bytes == 0) return;
+        if (bytes == 0 || error_ != 0) return;
         const int error = piece(slab, begin, bytes, *scratch_[thread]);
-        done_ += 1;
+        done_ += error == 0;
         int none = 0;
-        if (error != 0 && error_.compare_exchange_strong(none, error)) failed_ = number;
+        if (error != 0 && error_.compare_exchange_strong(none, error)) failed_ = number / pieces_;
     }
 
     size_t pieces_;

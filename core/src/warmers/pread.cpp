@@ -9,16 +9,16 @@ class Pread : public PieceWarmer {
   public:
     Pread(const WarmerOptions& options, CrewShape shape, bool advise) : PieceWarmer(options, shape), advise_(advise) {}
 
-    Outcome warm(std::span<const MappedSlab> slabs) override {
+    Trouble warm(std::span<MappedSlab> slabs) override {
         for (size_t i = 0; advise_ && i < slabs.size(); ++i) {
+            const int error = advise_willneed(slabs[i].address, slabs[i].bytes);
+            if (error != 0) return {error, slabs[i]};
             ++advised_;
-            const int error = advise_willneed(slabs[i]);
-            if (error != 0) return {error, i, 0};
         }
         return PieceWarmer::warm(slabs);
     }
     std::map<std::string, uint64_t> counts() const override {
-        std::map<std::string, uint64_t> counts{{"preads", done()}};
+        std::map<std::string, uint64_t> counts{{"preads", done_pieces()}};
         if (advise_) counts["advice calls"] = advised_;
         if (huge_bytes() > 0) counts["huge scratch bytes"] = huge_bytes();
         return counts;
@@ -30,7 +30,7 @@ class Pread : public PieceWarmer {
     }
 
     bool advise_;
-    uint64_t advised_ = 0;
+    std::atomic<uint64_t> advised_{0};
 };
 
 const WarmerRegistration plain("pread", "pread of each routed slab into scratch, to warm the page cache",

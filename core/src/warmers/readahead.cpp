@@ -16,8 +16,9 @@ class ReadAhead : public AdviceWarmer {
 };
 
 const WarmerRegistration registration("readahead", "readahead(2) of each routed slab",
-                                      [](const WarmerOptions&, const std::string& argument) {
+                                      [](const WarmerOptions& options, const std::string& argument) {
                                           no_argument("readahead", argument);
+                                          no_scratch("readahead", options);
                                           return std::make_unique<ReadAhead>();
                                       });
 

@@ -48,7 +48,7 @@ Scratch::Scratch(const WarmerOptions& options) : reserved_(kBytes + 2 * kHuge) {
     madvise(base_, reserved_, options.huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     std::memset(data_, 0, kBytes);
     if (!options.huge) return;
-    huge_bytes_ = huge_at(data_);
+    huge_bytes_ = std::min(huge_at(data_), kBytes);
     if (huge_bytes_ < kBytes && options.fallback) {
         options.fallback("scratch is not in huge pages: see /sys/kernel/mm/transparent_hugepage");
     }

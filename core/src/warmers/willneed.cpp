@@ -5,12 +5,13 @@ namespace moestream {
 namespace {
 
 class WillNeed : public AdviceWarmer {
-    int advise(const MappedSlab& slab) override { return advise_willneed(slab); }
+    int advise(const MappedSlab& slab) override { return advise_willneed(slab.address, slab.bytes); }
 };
 
 const WarmerRegistration registration("willneed", "madvise(MADV_WILLNEED) for each routed slab",
-                                      [](const WarmerOptions&, const std::string& argument) {
+                                      [](const WarmerOptions& options, const std::string& argument) {
                                           no_argument("willneed", argument);
+                                          no_scratch("willneed", options);
                                           return std::make_unique<WillNeed>();
                                       });
 
