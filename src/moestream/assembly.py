@@ -10,7 +10,7 @@ from typing import Any
 
 import moestream._core as _core
 from moestream.binding import TESTED_VERSIONS, binding_version, libllama_path
-from moestream.box import Box, process_memory
+from moestream.box import process_memory
 from moestream.errors import (
     AbiError,
     BudgetError,
@@ -59,14 +59,6 @@ def core_tensors(model: Model) -> list[tuple[str, int, int, int, int, int]]:
 def cache_directory() -> Path:
     """Where this program may keep files of its own: ``$XDG_CACHE_HOME/moestream``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moestream"
-
-
-def check_growth(mechanism: Mechanism, box: Box, i_know: bool) -> None:
-    """Raises RefusedError for a mechanism whose memory grows without bound where nothing would stop it."""
-    if mechanism.store == "cow":
-        from moestream.guard import check_cow
-
-        check_cow(mechanism, box, i_know)
 
 
 def load_seeds(mechanism: Mechanism, model: Model) -> dict[str, Any]:

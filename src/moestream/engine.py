@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import moestream._core as _core
-from moestream.assembly import Progress, build_core, check_growth, give_budget, load_seeds, translate
+from moestream.assembly import Progress, build_core, give_budget, load_seeds, translate
 from moestream.binding import llama_cpp, node_callback, set_abort_callback, wrapped_defaults
 from moestream.box import Box, process_memory
 from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context
 from moestream.errors import Cancelled, EngagementError, ModelError, MoestreamError, ReadError, UsageError
+from moestream.guard import check_cow
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
 from moestream.plan import Plan, process_bytes
@@ -80,7 +81,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             mechanism = Mechanism.parse(mechanism)
         cap = parse_size(ram) if ram is not None else None
         if mechanism is not None:
-            check_growth(mechanism, Box(), i_know)
+            check_cow(mechanism, Box(), i_know)
         # Before the memory is measured: what writes a trace takes some.
         sink = open_trace(trace, self.model_info) if trace is not None else None
         try:

@@ -67,11 +67,12 @@ class Reader {
 struct ReaderOptions {
     uint32_t max_queued = 1024;  // most reads ever in flight (not yet reaped or dropped) at once
     uint64_t split_bytes = 0;    // a larger read is cut into pieces of this size, rounded up to pages; 0: never
+    uint32_t pieces = 1;         // every read is cut into this many, of whole pages; "uring:8x4" sets it
 };
 
 using ReaderFactory = std::function<std::unique_ptr<Reader>(const ReaderOptions&, const std::string& argument)>;
 using ReaderRegistration = Registration<ReaderFactory>;
-// "uring:24", "threads:4", "sync"; "null" reads nothing and is for replay only. Throws Error(usage), or
+// "uring:24", "threads:4x2" (each read in two pieces), "sync"; "null" reads nothing and is for replay only. Throws Error(usage), or
 // Error(unsupported) when the kernel refuses io_uring: the text names the remedy.
 std::unique_ptr<Reader> make_reader(std::string_view text, const ReaderOptions& options);
 

@@ -57,7 +57,7 @@ void refuse_argument(const std::string& argument, const char* member) {
     if (!argument.empty()) throw Error(ErrorKind::usage, std::string(member) + " takes no argument");
 }
 
-Queue::Queue(const ReaderOptions& options) : jobs_(options.max_queued), done_(options.max_queued) {
+Queue::Queue(const ReaderOptions& options) : jobs_(options.max_queued), done_(options.max_queued), pieces_(options.pieces) {
     if (options.max_queued == 0) throw Error(ErrorKind::usage, "a reader needs room for at least one read");
     // In page multiples, so that the pieces of a direct read stay aligned.
     const uint64_t pages = (options.split_bytes + kDirectAlign - 1) / kDirectAlign;
@@ -86,7 +86,9 @@ Piece Queue::start() {
     piece.read = job.read;
     piece.read.offset += job.started;
     piece.read.dst = static_cast<char*>(job.read.dst) + job.started;
-    piece.read.bytes = std::min(split_bytes_, job.read.bytes - job.started);
+    const uint32_t share = (job.read.bytes / pieces_ + kDirectAlign) / kDirectAlign * kDirectAlign;
+    const uint32_t most = pieces_ > 1 ? std::min(split_bytes_, share) : split_bytes_;
+    piece.read.bytes = std::min(most, job.read.bytes - job.started);
     job.started += piece.read.bytes;
     ++job.pieces;
     if (job.started == job.read.bytes) unlink(number);

@@ -100,6 +100,7 @@ class Queue {
     size_t done_count_ = 0;
     std::array<Lane, 2> lanes_;
     uint32_t split_bytes_;
+    uint32_t pieces_;
 };
 
 }  // namespace moestream

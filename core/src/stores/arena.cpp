@@ -113,17 +113,12 @@ void ArenaStore::load_dense() {
 void ArenaStore::set_capacities(std::span<const uint32_t> capacities) {
     const auto& parts = geometry_.parts();
     if (capacities.size() != parts.size()) throw Error(ErrorKind::usage, "one capacity a part is needed");
-    std::vector<ExpertCache::Part> cached;
     uint64_t slabs = 0;
     uint64_t resident_slabs = 0;
     for (size_t p = 0; p < parts.size(); ++p) {
-        auto& part = cached.emplace_back();
         for (const uint32_t bank : parts[p].banks) {
-            const auto& b = index_.banks()[bank];
-            for (uint32_t id = 0; id < b.count; ++id) part.experts.push_back(b.first_expert + id);
-            slabs += uint64_t{b.count} * b.tensors.size();
+            slabs += uint64_t{index_.banks()[bank].count} * index_.banks()[bank].tensors.size();
         }
-        part.capacity = capacities[p];
         resident_slabs += uint64_t{capacities[p]} * parts[p].pages.size();
     }
     // A slab with pages is a mapping of its own and so is the gap behind it; vacated ones keep theirs unless restored.
@@ -133,9 +128,7 @@ void ArenaStore::set_capacities(std::span<const uint32_t> capacities) {
         throw Error(ErrorKind::refused, "this budget needs " + std::to_string(2 * resident_slabs) +
                                             " memory mappings: raise vm.max_map_count or name a smaller budget");
     }
-    std::vector<uint32_t> bank_of(index_.experts());
-    for (uint32_t e = 0; e < bank_of.size(); ++e) bank_of[e] = index_.bank_of(e);
-    cache_ = std::make_unique<ExpertCache>(cached, std::move(bank_of), options_.policy, options_.seeds.priority);
+    cache_ = make_expert_cache(capacities);
     free_frames_.resize(parts.size());
     uint32_t widest = 0;
     for (size_t p = 0; p < parts.size(); ++p) {

@@ -46,7 +46,6 @@ class MappedStore : public ShardedStore {
 
   private:
     void advise_slabs();
-    void lock_exactly();
     void copy_resident();
     void collect(std::span<const uint32_t> experts);
     const MappedSlab* cut_off() const;
@@ -160,24 +159,6 @@ void MappedStore::advise_slabs() {
                                                     "): leave out " + options_.advice);
         }
         advised_ += tensor.slab_bytes * tensor.count;
-    }
-}
-
-// Locking faults pages in, and each fault would read ahead (by megabytes, on some boxes) into slabs that are not
-// wanted: enough to fill a cgroup faster than it reclaims. So the ranges are asked for by name first.
-void MappedStore::lock_exactly() {
-    for (uint32_t s = 0; s < regions_.size(); ++s) {
-        const auto& region = regions_[s];
-        if (region.base == nullptr || region.locked) continue;
-        madvise(region.base + region.begin, region.end - region.begin, MADV_RANDOM);
-        for (const auto& range : resident(s)) {
-            advise_willneed(region.base + range.begin, range.end - range.begin);
-            counters_.dense_bytes += range.end - range.begin;
-        }
-    }
-    lock_resident();
-    for (const auto& region : regions_) {
-        if (region.base != nullptr) madvise(region.base + region.begin, region.end - region.begin, MADV_NORMAL);
     }
 }
 

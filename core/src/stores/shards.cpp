@@ -104,6 +104,41 @@ void ShardedStore::fail(int error, std::string what) {
     if (!failure_) failure_ = Failure{error, std::move(what)};
 }
 
+// Locking faults pages in, and each fault would read ahead (by megabytes, on some boxes) into slabs that are not
+// wanted: enough to fill a cgroup faster than it reclaims. So the ranges are asked for by name first.
+void ShardedStore::lock_exactly() {
+    for (uint32_t s = 0; s < regions_.size(); ++s) {
+        const auto& region = regions_[s];
+        if (region.base == nullptr || region.locked) continue;
+        madvise(region.base + region.begin, region.end - region.begin, MADV_RANDOM);
+        for (const auto& range : resident(s)) {
+            const uint64_t start = range.begin / kPage * kPage;
+            madvise(region.base + start, range.end - start, MADV_WILLNEED);
+            counters_.dense_bytes += range.end - range.begin;
+        }
+    }
+    lock_resident();
+    for (const auto& region : regions_) {
+        if (region.base != nullptr) madvise(region.base + region.begin, region.end - region.begin, MADV_NORMAL);
+    }
+}
+
+std::unique_ptr<ExpertCache> ShardedStore::make_expert_cache(std::span<const uint32_t> capacities) const {
+    std::vector<ExpertCache::Part> parts;
+    for (size_t p = 0; p < geometry_.parts().size(); ++p) {
+        auto& part = parts.emplace_back();
+        part.capacity = capacities[p];
+        for (const uint32_t bank : geometry_.parts()[p].banks) {
+            const auto& b = index_.banks()[bank];
+            for (uint32_t id = 0; id < b.count; ++id) part.experts.push_back(b.first_expert + id);
+        }
+    }
+    std::vector<uint32_t> bank_of(index_.experts());
+    for (uint32_t e = 0; e < bank_of.size(); ++e) bank_of[e] = index_.bank_of(e);
+    return std::make_unique<ExpertCache>(std::move(parts), std::move(bank_of), options_.policy,
+                                         options_.seeds.priority);
+}
+
 void ShardedStore::read_tail(uint32_t shard, uint64_t begin, uint64_t end) {
     auto& region = regions_[shard];
     for (uint64_t at = begin; at < end;) {

@@ -44,6 +44,10 @@ class ShardedStore : public Store {
     void read_resident(Reader& reader);
     // mlock of the resident ranges; a refusal is a named fallback.
     void lock_resident();
+    // The same of a file mapping, asked for by name first so that no fault reads ahead into slabs.
+    void lock_exactly();
+    // The cache of the movable experts, so many of each part.
+    std::unique_ptr<ExpertCache> make_expert_cache(std::span<const uint32_t> capacities) const;
     void fail(int error, std::string what);
     void open_shards(bool direct);
     // The shard's ranges that never move, within what is mapped of it.
