@@ -108,7 +108,7 @@ def evicted(llama: moestream.Llama) -> bool:
 def smallest_cap(path: Path, mechanism: str, **arguments: Any) -> int:
     """The least ``ram`` a plan accepts."""
     with pytest.raises(BudgetError) as refused:
-        moestream.Llama(path, ram=1, mechanism=mechanism, **arguments)
+        moestream.Llama(path, ram=1, mechanism=mechanism, i_know=True, **arguments)
     assert refused.value.smallest_bytes is not None
     return refused.value.smallest_bytes
 
