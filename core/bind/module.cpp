@@ -11,4 +11,5 @@ NB_MODULE(_core, m) {
     bind_cache(m);
     bind_engine(m);
     bind_replay(m);
+    bind_probe(m);
 }

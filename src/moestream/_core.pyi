@@ -126,3 +126,16 @@ def replay(*, bank: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='
     `counted_from` on, and for each route its hits, misses, early loads, their bytes and whether it was
     refused. wish_start may be empty: nothing is loaded early.
     """
+
+def probe_reads(files: Sequence[str], ranges: Sequence[tuple[int, int, int]], *, reader: str, in_flight: int, split_bytes: int = 0, direct: bool = True, alignment: int = 4096, huge: bool = False, buffer_bytes: int, seconds: float) -> dict[str, Any]:
+    """
+    Timed reads of (file, offset, bytes) ranges by a reader: bytes, reads, seconds and the process's CPU seconds.
+    """
+
+def probe_mapping(files: Sequence[str], ranges: Sequence[tuple[int, int, int]], *, warmer: str, advice: str = 'normal', route: int = 8, touch: bool = True, seconds: float) -> dict[str, Any]:
+    """
+    The same of ranges of mapped files, asked for by a warmer and then touched.
+    """
+
+def probe_copies(threads: int, bytes: int, seconds: float) -> dict[str, Any]:
+    """The same of copies within memory."""

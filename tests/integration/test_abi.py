@@ -81,7 +81,7 @@ def test_the_error_names_the_versions(
 
 
 def test_buffered_reads_leave_nothing_in_the_page_cache(tiny: Callable[..., Path]) -> None:
-    from moestream.lab.cache import cached_bytes, drop
+    from moestream.box.page_cache import cached_bytes, drop
 
     path = tiny("olmoe")
     drop([path])

@@ -16,7 +16,7 @@ from typing import Any
 
 from moestream.box import Box, Cage
 from moestream.errors import MoestreamError
-from moestream.lab.cache import drop
+from moestream.box.page_cache import drop
 from moestream.lab.runs import end_on_sigterm
 from moestream.make import demo_path, make_demo
 from moestream.units import format_bytes

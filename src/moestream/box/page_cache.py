@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 #: The same on every architecture; Linux 6.5 and newer.
@@ -59,3 +60,32 @@ def cached_bytes(paths: Sequence[Path]) -> int | None:
         finally:
             os.close(handle)
     return total
+
+
+def resident_bytes(path: str | Path, ranges: Iterable[tuple[int, int]]) -> int:
+    """Bytes of the pages of ``(offset, bytes)`` ranges of a file that are in the page cache, by mincore.
+
+    The kernel tells only who could write to the file or owns it; of others' files it says that all is there.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(handle).st_size
+        total = 0
+        # ACCESS_COPY is a private mapping that may be written to, which is what ctypes takes an address of.
+        with mmap.mmap(handle, size, access=mmap.ACCESS_COPY) as mapped:
+            view = (ctypes.c_char * size).from_buffer(mapped)
+            base = ctypes.addressof(view)
+            del view
+            for offset, length in ranges:
+                first, last = offset // _PAGE, -(-min(offset + length, size) // _PAGE)
+                if last <= first:
+                    continue
+                found = (ctypes.c_ubyte * (last - first))()
+                start, span = ctypes.c_void_p(base + first * _PAGE), ctypes.c_size_t((last - first) * _PAGE)
+                if libc.mincore(start, span, found) != 0:
+                    raise OSError(ctypes.get_errno(), f"mincore of {path}")
+                total += sum(byte & 1 for byte in bytes(found)) * _PAGE
+        return total
+    finally:
+        os.close(handle)

@@ -1,0 +1,77 @@
+// Timed reads and copies for `moestream probe`; the interpreter is released meanwhile.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bind.h"
+#include "moestream/probe.h"
+
+namespace nb = nanobind;
+using namespace moestream;
+
+namespace {
+
+using Row = std::tuple<uint32_t, uint64_t, uint32_t>;  // file, offset, bytes
+
+std::vector<ProbeRange> to_ranges(const std::vector<Row>& rows) {
+    std::vector<ProbeRange> ranges;
+    for (const auto& [file, offset, bytes] : rows) ranges.push_back({file, offset, bytes});
+    return ranges;
+}
+
+nb::dict describe(const ProbeTiming& timing) {
+    nb::dict out;
+    out["bytes"] = timing.bytes;
+    out["reads"] = timing.reads;
+    out["seconds"] = timing.seconds;
+    out["cpu_s"] = timing.cpu_seconds;
+    return out;
+}
+
+template <class Function>
+nb::dict measured(Function&& function) {
+    ProbeTiming timing;
+    {
+        nb::gil_scoped_release released;
+        timing = function();
+    }
+    return describe(timing);
+}
+
+nb::dict reads(std::vector<std::string> files, const std::vector<Row>& ranges, std::string reader, uint32_t in_flight,
+               uint64_t split_bytes, bool direct, uint64_t alignment, bool huge, uint64_t buffer_bytes, double seconds) {
+    const ProbeReads options{std::move(files), std::move(reader), in_flight,    split_bytes, direct,
+                             alignment,        huge,              buffer_bytes, seconds};
+    const auto wanted = to_ranges(ranges);
+    return measured([&] { return probe_reads(options, wanted); });
+}
+
+nb::dict mapping(std::vector<std::string> files, const std::vector<Row>& ranges, std::string warmer, std::string advice,
+                 uint32_t route, bool touch, double seconds) {
+    const ProbeMapping options{std::move(files), std::move(warmer), std::move(advice), route, touch, seconds};
+    const auto wanted = to_ranges(ranges);
+    return measured([&] { return probe_mapping(options, wanted); });
+}
+
+nb::dict copies(uint32_t threads, uint64_t bytes, double seconds) {
+    return measured([&] { return probe_copies(threads, bytes, seconds); });
+}
+
+}  // namespace
+
+void bind_probe(nb::module_& m) {
+    m.def("probe_reads", &reads, nb::arg("files"), nb::arg("ranges"), nb::kw_only(), nb::arg("reader"), nb::arg("in_flight"),
+          nb::arg("split_bytes") = 0, nb::arg("direct") = true, nb::arg("alignment") = 4096, nb::arg("huge") = false,
+          nb::arg("buffer_bytes"), nb::arg("seconds"),
+          "Timed reads of (file, offset, bytes) ranges by a reader: bytes, reads, seconds and the process's CPU seconds.");
+    m.def("probe_mapping", &mapping, nb::arg("files"), nb::arg("ranges"), nb::kw_only(), nb::arg("warmer"),
+          nb::arg("advice") = "normal", nb::arg("route") = 8, nb::arg("touch") = true, nb::arg("seconds"),
+          "The same of ranges of mapped files, asked for by a warmer and then touched.");
+    m.def("probe_copies", &copies, nb::arg("threads"), nb::arg("bytes"), nb::arg("seconds"),
+          "The same of copies within memory.");
+}
