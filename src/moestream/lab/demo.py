@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from moestream.box import Box, Cage
-from moestream.errors import MoestreamError
 from moestream.box.page_cache import drop
+from moestream.errors import MoestreamError
 from moestream.lab.runs import end_on_sigterm
 from moestream.make import demo_path, make_demo
 from moestream.units import format_bytes

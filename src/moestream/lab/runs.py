@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from moestream.box import Cage, disk_rate
-from moestream.lab.bench_arms import PROMPTS, Arm
 from moestream.box.page_cache import cached_bytes, drop, fill
+from moestream.lab.bench_arms import PROMPTS, Arm
 from moestream.model import Model
 
 #: A run that takes longer is stuck: the slowest one known takes ten minutes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import struct
 from collections.abc import Sequence
@@ -48,7 +49,10 @@ class Device:
 
     def describe(self) -> dict[str, Any]:
         """``rotational`` and request limits, from the device's queue or that of the disk it is a part of."""
-        found: dict[str, Any] = {"number": self.number, "name": os.path.realpath(self.directory).rsplit("/", 1)[-1]}
+        found: dict[str, Any] = {
+            "number": self.number,
+            "name": os.path.realpath(self.directory).rsplit("/", 1)[-1],
+        }
         for name in ("rotational", "max_sectors_kb", "max_segments", "nr_requests", "scheduler"):
             for queue in (self.directory / "queue", self.directory.resolve().parent / "queue"):
                 with contextlib.suppress(OSError):
@@ -63,13 +67,13 @@ def find_device(path: str | Path, root: str | Path = "/", number: str | None = N
     memory, or several disks at once."""
     numbers = [number] if number is not None else []
     if number is None:
-        status = os.stat(path)
+        status = Path(path).stat()
         numbers.append(f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}")
         mount = Box(root).filesystem(path)
         # btrfs and overlays number their files by a device of their own, but may name the real one.
         if mount is not None and mount.source.startswith("/dev/"):
             with contextlib.suppress(OSError):
-                real = os.stat(mount.source).st_rdev
+                real = Path(mount.source).stat().st_rdev
                 numbers.append(f"{os.major(real)}:{os.minor(real)}")
     for name in numbers:
         directory = Path(root) / "sys/dev/block" / name
@@ -92,7 +96,7 @@ def summarise_extents(extents: Sequence[tuple[int, int, int]]) -> dict[str, Any]
     if not extents:
         return None
     runs = 1
-    for before, after in zip(extents, extents[1:], strict=False):
+    for before, after in itertools.pairwise(extents):
         follows = before[0] + before[2] == after[0] and before[1] + before[2] == after[1]
         runs += not follows
     return {

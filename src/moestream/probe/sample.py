@@ -1,4 +1,4 @@
-"""What a probe reads: a model's slabs in random order, or blocks of a file it has made; made cold, made warm, checked."""
+"""What a probe reads: a model's slabs in random order, or blocks of a file it has made; made cold or warm, checked."""
 
 from __future__ import annotations
 
@@ -105,7 +105,13 @@ class Sample:
         if self.checkable and self.cached(ranges) == wanted:
             return ""
         _core.probe_reads(
-            self.names, ranges, reader="threads:2", in_flight=2, direct=False, buffer_bytes=BLOCK, seconds=60.0
+            self.names,
+            ranges,
+            reader="threads:2",
+            in_flight=2,
+            direct=False,
+            buffer_bytes=BLOCK,
+            seconds=60.0,
         )
         if self.checkable and self.cached(ranges) < (1 - COLD_SHARE) * wanted:
             return "the page cache does not keep the ranges: there is too little memory"
@@ -140,13 +146,18 @@ def model_sample(model: Model, seed: int = 0) -> Sample:
         what = "blocks"
         ranges = [(n, at, BLOCK) for n, size in enumerate(sizes) for at in range(0, size - BLOCK + 1, BLOCK)]
     if not ranges:
-        raise RefusedError(f"{model.paths[0]} is too small to measure a disk with: name a larger model, or --dir")
+        raise RefusedError(
+            f"{model.paths[0]} is too small to measure a disk with: name a larger model, or --dir"
+        )
     return _sample(list(model.paths), what, ranges, seed, route_bytes, route_slabs)
 
 
 @contextlib.contextmanager
 def directory_sample(
-    directory: Path, length: int = FILE_BYTES, progress: Callable[[int, int], None] | None = None, seed: int = 0
+    directory: Path,
+    length: int = FILE_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+    seed: int = 0,
 ) -> Iterator[Sample]:
     """A file of ``length`` bytes in a directory, without a name: it is gone with the block, however that ends.
     Raises RefusedError where there is no room, or no disk under the directory."""
@@ -164,16 +175,17 @@ def directory_sample(
             f"--dir {directory}: a file of {format_bytes(length)} is needed and {format_bytes(free)} are free: "
             "free some space or name another directory"
         )
-    try:
-        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.TemporaryFile(dir=directory, buffering=0))
             _fill(file.fileno(), length, progress)
-            path = Path(f"/proc/self/fd/{file.fileno()}")
-            ranges = [(0, at, BLOCK) for at in range(0, length, BLOCK)]
-            yield _sample([path], "blocks", ranges, seed, None, 8)
-    except OSError as error:
-        raise RefusedError(
-            f"--dir {directory}: a file of {format_bytes(length)} could not be made there: {error.strerror or error}"
-        ) from error
+        except OSError as error:
+            raise RefusedError(
+                f"--dir {directory}: a file of {format_bytes(length)} could not be made there: "
+                f"{error.strerror or error}; name another directory"
+            ) from error
+        ranges = [(0, at, BLOCK) for at in range(0, length, BLOCK)]
+        yield _sample([Path(f"/proc/self/fd/{file.fileno()}")], "blocks", ranges, seed, None, 8)
 
 
 def _fill(handle: int, length: int, progress: Callable[[int, int], None] | None) -> None:
