@@ -21,7 +21,7 @@ void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 static const char* const kPolicies[] = {"none",  "fifo",   "lru",        "lru-layer",  "lfu",        "lfu-decay",
-                                        "sieve", "s3fifo", "dontneed:0", "dontneed:2", "lfu-decay:4"};
+                                        "sieve", "s3fifo", "dontneed:0", "dontneed:2", "lfu-decay:4", "lfu-adapt"};
 
 static PolicyShape shape(uint32_t experts, uint32_t capacity, uint32_t banks) {
     PolicyShape out{experts, capacity, {}, banks, {}};

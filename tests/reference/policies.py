@@ -322,6 +322,10 @@ def make_policy(text: str, capacity: int, bank_of: list[int], priority: list[flo
     name, _, argument = text.partition(":")
     if name == "lfu-decay":
         return LfuDecay(capacity, bank_of, float(argument or 16))
+    if name == "lfu-adapt":
+        from reference.adapt import LfuAdapt  # it builds on this module
+
+        return LfuAdapt(capacity, bank_of)
     if name == "dontneed":
         return DontNeed(capacity, bank_of, int(argument or 4))
     if name == "pinned":

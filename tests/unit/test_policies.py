@@ -22,6 +22,7 @@ POLICIES = [
     "lfu-decay",
     "lfu-decay:3.5",
     "lfu-decay:200",
+    "lfu-adapt",
     "sieve",
     "s3fifo",
     "pinned:FILE",
@@ -238,3 +239,35 @@ def test_policy_members_have_help() -> None:
     members = _core.policy_members()
     assert sorted({text.partition(":")[0] for text in POLICIES}) == list(members)
     assert all(members.values())
+
+
+@given(st.integers(0, 2**32), st.integers(6, 20))
+@settings(max_examples=3, deadline=None)
+def test_lfu_adapt_equals_reference_when_moments_are_forgotten(seed: int, capacity: int) -> None:
+    """More passes than it remembers, of banks too wide for one word of its sets."""
+    rng = random.Random(seed)
+    both = Both([(list(range(70 + 8)), capacity)], [0] * 70 + [1] * 8, "lfu-adapt")
+    phrases = [[rng.sample(range(70), 4) for _ in range(6)] for _ in range(3)]
+    token = 0
+    while token < 330:
+        for wide in rng.choice(phrases):
+            both("route", [(e, 1) for e in wide], token, 1)
+            both("route", [(70 + wide[0] % 8, 1)], token, 1)
+            token += 1
+
+
+@pytest.mark.parametrize("make", [_core.ExpertCache, ReferenceCache])
+def test_lfu_adapt_knows_a_phrase_again(make: Any) -> None:
+    """Phrases in any order, all as frequent: what belongs to the one at hand is kept, the rest pays."""
+    rng = random.Random(1)
+    phrases = [[[8 * p + 2 * i, 8 * p + 2 * i + 1] for i in range(4)] for p in range(3)]
+    text = [route for _ in range(80) for route in rng.choice(phrases)]
+
+    def misses(policy: str) -> int:
+        cache = make([(list(range(24)), 12)], [0] * 24, policy)
+        for token, route in enumerate(text):
+            cache.route([(e, 1) for e in route], token, 1)
+        return int(cache.counters()["misses"])
+
+    others = [misses(policy) for policy in ("lru", "lfu-decay:16", "lfu-decay:64")]
+    assert misses("lfu-adapt") < min(others)

@@ -7,8 +7,8 @@
 //   pin(e, true)    it may not be chosen as victim until pin(e, false)
 //   victim(in)      the resident, unpinned expert to give its place to `in`; kNone when there is none.
 //                   A victim is only named; the owner calls forget() for it.
-// All verbs are O(1) or O(log n), allocate nothing after construction, and are deterministic: ties go to the
-// expert that was used least recently, then to the lower number. The plain-Python specification of every member
+// All verbs are O(1) or O(log n), amortised, allocate nothing after construction, and are deterministic: ties go to
+// the expert that was used least recently, then to the lower number. (lfu-adapt says what it spends once a route.) The plain-Python specification of every member
 // is tests/reference/policies.py; the two must agree step by step.
 #pragma once
 #include <cstdint>
@@ -52,7 +52,7 @@ struct PolicyShape {
 
 using PolicyFactory = std::function<std::unique_ptr<Policy>(const PolicyShape&, const std::string& argument)>;
 using PolicyRegistration = Registration<PolicyFactory>;
-// "lru", "lru-layer", "lfu-decay:16", "none". Throws Error(usage).
+// "lru", "lfu-decay:16", "pinned:FILE" (the file is not opened here: see `priority`). Throws Error(usage).
 std::unique_ptr<Policy> make_policy(std::string_view text, const PolicyShape& shape);
 
 }  // namespace moestream

@@ -16,6 +16,13 @@
 
 namespace moestream {
 
+// The mean decay, by the step's end, of uses spread evenly over its tokens.
+inline double mean_decay(uint32_t tokens, double half_life) {
+    if (tokens == 1) return 1.0;
+    const double n = tokens;
+    return half_life / (n * std::numbers::ln2) * (1.0 - std::exp2(-(n / half_life)));
+}
+
 class DecayedUse {
   public:
     DecayedUse(uint32_t experts, double half_life) : half_life_(half_life), history_(experts), rank_(experts) {}
@@ -26,7 +33,7 @@ class DecayedUse {
         const uint64_t since = last > history.last ? last - history.last : 0;
         // volatile: a fused multiply-add would round otherwise than the specification does.
         volatile double kept = history.frequency * std::exp2(-(static_cast<double>(since) / half_life_));
-        volatile double added = use.count * weight(use.tokens);
+        volatile double added = use.count * mean_decay(use.tokens, half_life_);
         history.frequency = kept + added;
         history.last += since;
         rank_[expert] = {std::log2(history.frequency) + static_cast<double>(history.last) / half_life_, ++clock_};
@@ -48,12 +55,6 @@ class DecayedUse {
         double key = -std::numeric_limits<double>::infinity();
         uint64_t used = 0;
     };
-    // The mean decay, by the step's end, of uses spread evenly over its n tokens.
-    double weight(uint32_t tokens) const {
-        if (tokens == 1) return 1.0;
-        const double n = tokens;
-        return half_life_ / (n * std::numbers::ln2) * (1.0 - std::exp2(-(n / half_life_)));
-    }
     double half_life_;
     std::vector<History> history_;
     std::vector<Rank> rank_;

@@ -39,6 +39,11 @@ class IndexedHeap {
         }
     }
 
+    // After any number of changes of what `before` compares.
+    void rebuild() {
+        for (auto at = static_cast<uint32_t>(heap_.size() / 2); at-- > 0;) sink(at, heap_[at]);
+    }
+
   private:
     void place(uint32_t at, uint32_t item) {
         heap_[at] = item;
