@@ -154,9 +154,14 @@ def test_a_plot_shows_each_policy_between_its_bounds(tmp_path: Path, monkeypatch
     draw(points, tmp_path / "curves.png", "a title")
     read, hits = drawn[0].axes
     lines = {line.get_label(): line for line in read.lines}
-    assert list(lines) == ["demand: nothing kept", "lru", "lfu-decay:16", "belady: the least possible"]
+    assert list(lines) == [
+        "demand: nothing kept",
+        "lru",
+        "lfu-decay:16",
+        "belady: the fewest reads, none early",
+    ]
     ceiling = lines.pop("demand: nothing kept").get_ydata()[0]
-    floor = lines["belady: the least possible"].get_ydata()
+    floor = lines["belady: the fewest reads, none early"].get_ydata()
     for policy, line in lines.items():
         of_policy = [p for p in points if policy.startswith(p.policy) and p.figures.refused == 0]
         assert list(line.get_xdata()) == [p.budget_bytes for p in of_policy]

@@ -25,9 +25,7 @@ HALVES = ("first", "second")
 
 
 def replay(
-    traces: Annotated[
-        list[str], typer.Argument(metavar="TRACE...", help="Traces of one model (run --trace).")
-    ],
+    traces: Annotated[list[str], typer.Argument(metavar="TRACE", help="Traces of one model (run --trace).")],
     policy: Annotated[
         str | None,
         typer.Option(help="Names with commas, or all. Left out: the ones worth comparing, and belady."),
@@ -262,7 +260,7 @@ def _notes(points: list[Point], options: Options) -> list[str]:
         )
     if options.warm_half:
         notes.append("belady reads least over both halves together, not in the second alone")
-    if any(point.policy == "pinned" for point in points):
+    if any(point.policy == "pinned" for point in points) and not options.warm_half:
         notes.append(
             "pinned is seeded by each trace's own first half: hold it against the others with --warm-half"
         )

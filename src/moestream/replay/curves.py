@@ -21,7 +21,7 @@ from moestream.replay.speed import Rates, Speed, expected
 from moestream.units import format_bytes, parse_size
 
 #: What is compared when nothing is named: the default, what it must beat, what is known to be good, and the bound.
-DEFAULT_POLICIES = ("lru", "lru-layer", "lfu-decay", "sieve", "s3fifo", BELADY)
+DEFAULT_POLICIES = ("lru", "lru-layer", "lfu-decay", "lfu-adapt", "sieve", "s3fifo", BELADY)
 #: Budgets of a default curve, in shares of all expert bytes.
 DEFAULT_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
 RECORDED = "recorded"
@@ -41,13 +41,14 @@ def parse_policies(text: str | None, load: Callable[[str], NDArray[np.float64]])
     """The policies of ``lru,sieve,belady``, of ``all``, or (None) the ones worth comparing; each once, in order.
     ``load`` reads the file of ``pinned:FILE``; ``pinned`` alone is seeded from the first half of the trace itself.
     Raises UsageError for unknown names and MechanismError for a wrong argument."""
+    members = sorted(_core.policy_members())
     if text is None:
-        words = list(DEFAULT_POLICIES)
+        words = [word for word in DEFAULT_POLICIES if word in (*members, BELADY)]
     else:
         words = [word.strip() for word in text.split(",")]
         if "all" in words:
             at = words.index("all")
-            words[at : at + 1] = [*sorted(_core.policy_members()), BELADY]
+            words[at : at + 1] = [*members, BELADY]
     return list({policy.text: policy for policy in (_policy(word, load) for word in words)}.values())
 
 

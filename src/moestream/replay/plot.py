@@ -62,7 +62,12 @@ def _draw_lines(read: Any, hits: Any, shown: list[Point]) -> None:
     for policy in policies:
         of_policy = sorted((p for p in shown if p.policy == policy), key=lambda p: p.budget_bytes)
         if policy == BELADY:
-            style = {"color": "black", "linestyle": "--", "label": "belady: the least possible", "zorder": 3}
+            style = {
+                "color": "black",
+                "linestyle": "--",
+                "label": "belady: the fewest reads, none early",
+                "zorder": 3,
+            }
         else:
             number = others.index(policy)
             style = {
