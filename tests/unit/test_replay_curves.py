@@ -129,9 +129,10 @@ def test_policies_are_canonical_and_named_once() -> None:
         *_core.policy_members(),
         BELADY,
     }
-    assert [policy.text.partition(":")[0] for policy in parse_policies(None, no_file)] == list(
-        DEFAULT_POLICIES
-    )
+    known = (*_core.policy_members(), BELADY)
+    assert [policy.text.partition(":")[0] for policy in parse_policies(None, no_file)] == [
+        name for name in DEFAULT_POLICIES if name in known
+    ]
 
 
 @pytest.mark.parametrize(
