@@ -7,7 +7,6 @@ figure of a step stands in which column.
 from __future__ import annotations
 
 import csv
-import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -62,12 +61,15 @@ def step_rows(trace: Trace) -> Iterator[tuple[Any, ...]]:
 def expert_rows(trace: Trace) -> Iterator[tuple[int, int, int]]:
     """Token, layer and expert of each choice, in the router's order. A pass whose choice was not seen (its bank was
     read whole) has none."""
-    routes = trace.routes
-    layers = trace.meta["model"]["layers"]
-    for route in np.flatnonzero(routes.rows == routes.tokens).tolist():
-        first, layer = int(routes.token[route]), int(layers[routes.bank[route]])
-        for position, ids in enumerate(routes.of(route).tolist()):
-            yield from zip(itertools.repeat(first + position), itertools.repeat(layer), ids, strict=False)
+    routes, model = trace.routes, trace.meta["model"]
+    seen = routes.k <= np.asarray(model["used"], int)[routes.bank]
+    for route in np.flatnonzero(seen).tolist():
+        ids = routes.of(route)
+        # Rows are dropped from the front: what is asked for of a prompt is its last token.
+        first = int(routes.token[route] + routes.tokens[route]) - len(ids)
+        layer = int(model["layers"][routes.bank[route]])
+        for token, row in enumerate(ids.tolist(), first):
+            yield from ((token, layer, expert) for expert in row)
 
 
 def _check(path: Path, columns: tuple[str, ...]) -> None:

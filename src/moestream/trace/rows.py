@@ -118,7 +118,8 @@ def _route_rows(recorded: Sequence[Recorded], first_route: int, layers: Int) -> 
         "bank": np.repeat(bank, rows),
         "layer": np.repeat(layers[bank], rows),
         "token": np.repeat(column("token"), rows),
-        "position": np.arange(len(wish_lengths)) - np.repeat(ends - rows, rows),
+        # Rows are dropped from the front: what is asked for of a prompt is its last token.
+        "position": np.arange(len(wish_lengths)) + np.repeat(column("tokens") - ends, rows),
         "ids": _lists(np.repeat(k, rows), column("ids")),
         "wish": _lists(wish_lengths, column("wish_ids"), absent),
     }
@@ -244,8 +245,11 @@ def _routes(table: _Table, meta: dict[str, Any]) -> Routes:
     if not np.array_equal(number[heads], np.arange(len(heads))):
         raise damaged(table.path, "its routes are not in order")
     rows = np.diff(np.append(heads, len(number)))
-    if not np.array_equal(table.column("position"), np.arange(len(number)) - np.repeat(heads, rows)):
-        raise damaged(table.path, "a route without its first row")
+    tokens = table.column("tokens")[heads]
+    if not np.array_equal(
+        table.column("position"), np.arange(len(number)) + np.repeat(tokens - heads - rows, rows)
+    ):
+        raise damaged(table.path, "a route without all its rows")
     lengths, ids = table.lists("ids")
     wishes, wish_ids = table.lists("wish")
     k = lengths[heads]
@@ -258,7 +262,7 @@ def _routes(table: _Table, meta: dict[str, Any]) -> Routes:
         step=table.column("step")[heads],
         bank=table.banks(meta)[heads],
         token=table.column("token")[heads],
-        tokens=table.column("tokens")[heads],
+        tokens=tokens,
         rows=rows.astype(np.int64),
         k=k,
         id_start=starts(rows * k),

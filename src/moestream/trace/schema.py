@@ -130,10 +130,10 @@ def parse_meta(path: Path, metadata: Mapping[bytes, bytes] | None) -> dict[str, 
     try:
         model = meta["model"]
         str(model["identity"])
-        layers, experts = [int(n) for n in model["layers"]], [int(n) for n in model["experts"]]
+        banks = {len([int(n) for n in model[name]]) for name in ("layers", "experts", "used")}
     except (ValueError, KeyError, TypeError):
         raise damaged(path, "its metadata names no model") from None
-    if len(layers) != len(experts):
+    if len(banks) != 1:
         raise damaged(path, "its metadata names layers without experts")
     return meta
 
