@@ -1,75 +1,46 @@
 """Routes of the demo model, replayed: the core and the reference decide alike, and hit as often as ever.
 
-``record_routes.py`` made the recording. Golden counts are the reference's: ``python test_recorded_routes.py``
-with the tests' directory on PYTHONPATH prints them.
+``record_routes.py`` made the recording, ``policy_tables.py`` the golden counts.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from typing import Any
+import json
 
 import numpy as np
 import pytest
 
 from moestream import _core
+from policy_tables import (
+    BANK_OF,
+    BUDGETS,
+    CHOSEN,
+    EXPERTS,
+    LAYERS,
+    POLICIES,
+    PRIORITY,
+    PROMPT,
+    TABLES,
+    TOKENS,
+    USED,
+    belady,
+    count,
+    parts_of,
+    steps,
+)
 from record_routes import RECORDED
 from reference.cache import ReferenceCache
 
-with np.load(RECORDED) as recorded:
-    CHOSEN = recorded["chosen"]  # (tokens, layers, used)
-    PROMPT = int(recorded["prompt"])
-    EXPERTS = int(recorded["experts"])
-TOKENS, LAYERS, USED = CHOSEN.shape
-BANK_OF = [expert // EXPERTS for expert in range(LAYERS * EXPERTS)]
-
-#: From two experts a layer (in two parts the prompt's routes are then wider than a part) to nearly all 1920.
-CAPACITIES = [64, 240, 640, 1280, 1900]
+GOLDEN: dict[str, list[list[int]]] = json.loads(TABLES.read_text())["hits_and_misses"]
 
 
-def steps() -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """(token, tokens, route): the prompt at once, then each token; every layer in turn."""
-    bounds = [0, *range(PROMPT, TOKENS + 1)]
-    for start, end in itertools.pairwise(bounds):
-        for layer in range(LAYERS):
-            experts, counts = np.unique(CHOSEN[start:end, layer], return_counts=True)
-            route = [(layer * EXPERTS + int(e), int(n)) for e, n in zip(experts, counts, strict=True)]
-            yield start, end - start, route
-
-
-def parts_of(capacity: int, parts: int) -> list[tuple[list[int], int]]:
-    """The layers dealt out to parts in turn, the frames in equal shares."""
-    return [
-        ([e for e, bank in enumerate(BANK_OF) if bank % parts == part], capacity // parts)
-        for part in range(parts)
-    ]
-
-
-def hits(make: Any, policy: str, capacity: int) -> int:
-    cache = make(parts_of(capacity, 1), BANK_OF, policy)
-    for token, tokens, route in steps():
-        cache.route(route, token, tokens)
-    return int(cache.counters()["hits"])
-
-
-# Hits at each capacity.
-GOLDEN = {
-    "none": [0, 3686, 9221, 13745, 14845],
-    "lru": [0, 5540, 10021, 14342, 14845],
-    "lru-layer": [0, 5571, 10353, 14025, 14845],
-    "lfu-decay:4": [1855, 5730, 10620, 14417, 14845],
-    "lfu-decay:16": [2189, 6067, 10871, 14330, 14845],
-    "lfu-decay:64": [2158, 5969, 10718, 14262, 14845],
-}
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("capacity", CAPACITIES)
-@pytest.mark.parametrize("policy", GOLDEN)
-def test_core_equals_reference_step_by_step(policy: str, capacity: int, parts: int) -> None:
+# In two parts and 64 frames the prompt's routes are wider than a part.
+@pytest.mark.parametrize(("budget", "parts"), [(64, 2), (288, 1), (768, 2), (1900, 1)])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_core_equals_reference_step_by_step(policy: str, budget: int, parts: int) -> None:
     core, reference = (
-        make(parts_of(capacity, parts), BANK_OF, policy) for make in (_core.ExpertCache, ReferenceCache)
+        make(parts_of(budget, parts), BANK_OF, policy, PRIORITY)
+        for make in (_core.ExpertCache, ReferenceCache)
     )
     for number, (token, tokens, route) in enumerate(steps()):
         where = f"route {number}, token {token}, layer {number % LAYERS}"
@@ -83,14 +54,32 @@ def test_core_equals_reference_step_by_step(policy: str, capacity: int, parts: i
         assert core.speculate(guess) == reference.speculate(guess), where
     experts = range(len(BANK_OF))
     assert [core.residency(e) for e in experts] == [reference.residency(e) for e in experts]
+    assert [core.keep(e) for e in experts] == [reference.keep(e) for e in experts]
     counters = core.counters()
     assert counters["speculative_issued"] > 0
-    assert counters["evictions"] > 0 or capacity == max(CAPACITIES)
+    assert counters["evictions"] > 0 or budget == max(BUDGETS)
 
 
-@pytest.mark.parametrize("policy", GOLDEN)
-def test_golden_hits(policy: str) -> None:
-    assert [hits(_core.ExpertCache, policy, capacity) for capacity in CAPACITIES] == GOLDEN[policy]
+@pytest.mark.parametrize("policy", POLICIES)
+def test_golden_counts(policy: str) -> None:
+    assert [count(_core.ExpertCache, policy, budget) for budget in BUDGETS] == GOLDEN[policy]
+
+
+def test_golden_counts_are_of_these_policies_and_budgets() -> None:
+    table = json.loads(TABLES.read_text())
+    assert table["budgets"] == BUDGETS
+    assert list(table["hits_and_misses"]) == [*POLICIES, "belady"]
+    assert {text.partition(":")[0] for text in POLICIES} == set(_core.policy_members())
+
+
+def test_nobody_beats_belady() -> None:
+    assert [belady(budget) for budget in BUDGETS] == GOLDEN["belady"]
+    for place in range(len(BUDGETS)):
+        assert max(GOLDEN[policy][place][0] for policy in POLICIES) <= GOLDEN["belady"][place][0]
+
+
+def test_lfu_adapt_is_never_worse_than_lru() -> None:
+    assert all(adapt[0] >= lru[0] for adapt, lru in zip(GOLDEN["lfu-adapt"], GOLDEN["lru"], strict=True))
 
 
 def test_the_recording_is_a_model_s() -> None:
@@ -99,8 +88,3 @@ def test_the_recording_is_a_model_s() -> None:
     ascending = np.sort(CHOSEN, axis=2)
     assert (ascending[:, :, 1:] != ascending[:, :, :-1]).all()
     assert RECORDED.stat().st_size < 100_000
-
-
-if __name__ == "__main__":
-    for name in GOLDEN:
-        print(f'    "{name}": {[hits(ReferenceCache, name, capacity) for capacity in CAPACITIES]},')
