@@ -14,7 +14,8 @@ from moestream.cli.run import run
 from moestream.mechanism import Mechanism
 from moestream.members import FAMILIES, Member
 
-PAGES = Path(__file__).parents[2] / "docs" / "mechanisms"
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "mechanisms"
 INDEX = PAGES / "README.md"
 SECTIONS = ["What it does", "Why one would think it helps", "What it costs", "How we tell that it engaged"]
 MEMBERS = [(family, name) for family, members in FAMILIES.items() for name in members]
@@ -97,3 +98,26 @@ def test_the_index_links_each_page_once() -> None:
 def test_the_index_names_defaults_as_they_are() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\S+)` \|$", INDEX.read_text(encoding="utf-8"), re.MULTILINE))
     assert rows == {store: str(Mechanism.parse(store)) for store in FAMILIES["store"]}
+
+
+def test_what_pages_point_to_is_there() -> None:
+    tests = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    core = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "core" / "src").rglob("*.cpp"))
+    pointed = Counter[str]()
+    for path in PAGES.iterdir():
+        text = re.sub("^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for words in re.findall("`([^`]+)`", " ".join(text.split())):
+            kind, there = "", True
+            if re.fullmatch(r"test_\w+", words):
+                kind, there = "test", words in tests
+            elif re.fullmatch(r"(tests|tools|docs)/[\w./]+", words):
+                kind, there = "file", (ROOT / words).exists()
+            elif re.fullmatch("(?!moestream |not as asked)[a-z']+( [a-z']+)+", words):
+                kind, there = "counter", f'"{words}"' in core
+            assert there, f"{path.name} names the {kind} {words!r}, which there is not"
+            pointed[kind] += 1
+    assert min(pointed[kind] for kind in ("test", "file", "counter")) > 10
