@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import moestream._core as _core
 from moestream.binding import TESTED_VERSIONS, binding_version, libllama_path
-from moestream.box import process_memory
+from moestream.box import cache_directory, process_memory
 from moestream.errors import (
     AbiError,
     BudgetError,
@@ -54,11 +52,6 @@ def core_tensors(model: Model) -> list[tuple[str, int, int, int, int, int]]:
         for bank in model.banks
         for tensor in bank.tensors
     ]
-
-
-def cache_directory() -> Path:
-    """Where this program may keep files of its own: ``$XDG_CACHE_HOME/moestream``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moestream"
 
 
 def load_seeds(mechanism: Mechanism, model: Model) -> dict[str, Any]:

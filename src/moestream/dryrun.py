@@ -207,6 +207,7 @@ def plan_context(
     n_ctx: int,
     n_ubatch: int = DEFAULT_STEP,
     disk_bytes_per_s: float | None = None,
+    compute_s_per_token: float | None = None,
     compute_share: float = 1.0,
     base_bytes: int | None = None,
     **options: Any,
@@ -231,6 +232,7 @@ def plan_context(
                 n_ubatch=step,
                 base_bytes=base_bytes,
                 disk_bytes_per_s=disk_bytes_per_s,
+                compute_s_per_token=compute_s_per_token,
             )
         except BudgetError:
             if step == 1:

@@ -340,6 +340,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     """``moestream plan`` on a small file whose context takes ``_SIZES``."""
     path = write_gguf(tmp_path / "m.gguf", moe_tensors(2, n_embd=256, n_ff=256))
     monkeypatch.setattr("moestream.dryrun.measure_context", lambda *args, **options: _SIZES)
+    monkeypatch.setattr("moestream.cli.plan.saved_probe", lambda model: None)
     monkeypatch.setattr("moestream.cli.plan.disk_rate", lambda path: DiskRate(1e9, True, time.time()))
     app = typer.Typer()
     app.command()(plan_command)

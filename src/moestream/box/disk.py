@@ -93,7 +93,7 @@ def disk_rate(path: str | Path, seconds: float = 0.5, *, max_age_s: float = MAX_
     except OSError:
         return None
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    store = _cache_directory() / "disk.json"
+    store = cache_directory() / "disk.json"
     remembered = _remembered(store).get(device)
     if remembered is not None and remembered.age_s <= max_age_s:
         return remembered
@@ -147,9 +147,11 @@ def _opened(path: str | Path, direct: bool) -> Iterator[int]:
         os.close(handle)
 
 
-def _cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "moestream"
+def cache_directory() -> Path:
+    """Where this program keeps files of its own: ``moestream`` in the user's cache directory."""
+    # An empty or relative XDG_CACHE_HOME counts as unset, as its specification says.
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "moestream"
 
 
 def _remembered(store: Path) -> dict[str, DiskRate]:

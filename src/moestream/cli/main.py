@@ -25,6 +25,7 @@ INTERRUPTED = 130
 COMMANDS = {
     "run": "Generate text from a prompt within a memory cap.",
     "plan": "Say how a memory cap would be divided, and how fast that can be.",
+    "probe": "Measure what this box's disk, memory and processors can do.",
     "inspect": "Show a model's expert table: what streams and what stays.",
     "mechanisms": "List every part of a mechanism, and what this box has.",
     "trace": "Show a recorded run, export it, or finish one cut short.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_module
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from moestream.box import Box, DiskRate, disk_rate
 from moestream.mechanism import Mechanism
 from moestream.model import check_architecture, locate, read_model
 from moestream.plan import Plan
+from moestream.probe import saved_probe
 from moestream.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
@@ -43,9 +45,13 @@ def plan(
     # The binding takes a while to import: wrong words are to be told at once.
     from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context
 
-    rate = disk_rate(found.paths[0])
-    speed = rate.bytes_per_s if rate is not None else None
-    options: dict[str, Any] = {"n_ctx": ctx, "n_outputs_max": 1, "disk_bytes_per_s": speed}
+    ceilings = find_ceilings(found)
+    options: dict[str, Any] = {
+        "n_ctx": ctx,
+        "n_outputs_max": 1,
+        "disk_bytes_per_s": ceilings.disk_bytes_per_s,
+        "compute_s_per_token": ceilings.compute_s_per_token,
+    }
     share = COMPUTE_SHARE if batch is None else 1.0
     made = plan_context(
         found, Box(), cap, asked, n_ubatch=batch or DEFAULT_STEP, compute_share=share, **options
@@ -55,24 +61,51 @@ def plan(
     made = dataclasses.replace(made, smallest_cap_bytes=least.smallest_cap_bytes)
     n_ctx = ctx or found.n_ctx_train
     if json:
-        print(json_module.dumps(describe(found, made, rate, n_ctx), indent=2))
+        print(json_module.dumps(describe(found, made, ceilings, n_ctx), indent=2))
     else:
-        _print_table(found, made, rate, n_ctx)
+        _print_table(found, made, ceilings, n_ctx)
 
 
-def describe(model: Model, plan: Plan, rate: DiskRate | None, n_ctx: int) -> dict[str, Any]:
-    """The plan as plain JSON values."""
+@dataclasses.dataclass(frozen=True)
+class Ceilings:
+    """What bounds a speed: a saved probe's figures, or the disk's rate alone. ``age_s``: since it was measured."""
+
+    disk_bytes_per_s: float | None
+    compute_s_per_token: float | None
+    rate: DiskRate | None = None
+    age_s: float = 0.0
+
+
+def find_ceilings(model: Model) -> Ceilings:
+    """Of the model's probe where one holds; else the disk's rate, remembered or measured now in half a second."""
+    probe = saved_probe(model)
+    if probe is not None and probe["disk_bytes_per_s"] is not None:
+        age = max(0.0, time.time() - probe["measured_at"])
+        return Ceilings(probe["disk_bytes_per_s"], probe["compute_s_per_token"], None, age)
+    rate = disk_rate(model.paths[0])
+    if rate is None:
+        return Ceilings(None, None)
+    return Ceilings(rate.bytes_per_s, None, rate, rate.age_s)
+
+
+def describe(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int) -> dict[str, Any]:
+    """The plan as plain JSON values. ``disk`` is a rate measured for planning; ``probe`` what took its place."""
+    rate, probe = ceilings.rate, None
+    if rate is None and ceilings.disk_bytes_per_s is not None:
+        names = ("disk_bytes_per_s", "compute_s_per_token", "age_s")
+        probe = {name: getattr(ceilings, name) for name in names}
     values = dataclasses.asdict(plan)
     values["mechanism"] = str(plan.mechanism)
     return {
         "model": {"paths": [str(path) for path in model.paths], "arch": model.arch, "bytes": model.bytes},
         "n_ctx": n_ctx,
         "disk": None if rate is None else dataclasses.asdict(rate),
+        "probe": probe,
         **values,
     }
 
 
-def _print_table(model: Model, plan: Plan, rate: DiskRate | None, n_ctx: int) -> None:
+def _print_table(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int) -> None:
     # Rich takes longer to import than the whole plan takes; --json does not need it.
     from rich.console import Console
     from rich.table import Table
@@ -87,7 +120,7 @@ def _print_table(model: Model, plan: Plan, rate: DiskRate | None, n_ctx: int) ->
     for name, size in _rows(plan):
         table.add_row(name, format_bytes(size), f"{size / plan.cap_bytes:.1%}")
     console.print(table)
-    for line in _facts(model, plan, rate):
+    for line in _facts(model, plan, ceilings):
         console.print(line)
     for reason in plan.reasons:
         console.print(f"  {reason}", style="dim")
@@ -108,24 +141,38 @@ def _rows(plan: Plan) -> list[tuple[str, int]]:
     ]
 
 
-def _facts(model: Model, plan: Plan, rate: DiskRate | None) -> list[str]:
+def _facts(model: Model, plan: Plan, ceilings: Ceilings) -> list[str]:
     lines = [
         f"experts    {plan.expert_bytes / max(1, model.expert_bytes):.0%} of "
         f"{format_bytes(model.expert_bytes)}; a token asks for {format_bytes(plan.demand_bytes_per_token)}",
         f"step       up to {plan.n_batch} tokens",
         f"smallest   {plan.smallest_cap_bytes // 10**6}MB is the least cap that works, one token a step",
+        _disk_line(ceilings),
     ]
-    if rate is None:
-        lines.append("disk       its rate could not be measured")
-    else:
-        how = "random 1 MiB reads" if rate.direct else "random 1 MiB reads through the page cache"
-        age = f"{rate.age_s / 60:.0f} min ago" if rate.age_s >= 60 else "now"
-        lines.append(f"disk       {format_bytes(rate.bytes_per_s)}/s, {how}, measured {age}")
+    compute = ceilings.compute_s_per_token
+    if compute is not None:
+        lines.append(f"compute    {compute * 1e3:.1f} ms a token with all experts in memory, probed")
     if plan.tok_per_s is not None:
         low, high = plan.tok_per_s
-        lines.append(
-            f"expected   {low:.2g} to {high:.2g} tok/s from the disk's side; compute may be the lower bound"
+        bound = (
+            "if the slower of disk and processors is all that counts"
+            if compute is not None
+            else "from the disk's side; compute may be the lower bound: moestream probe measures it"
         )
+        lines.append(f"expected   {low:.2g} to {high:.2g} tok/s {bound}")
     else:
         lines.append("expected   no reads once loaded: as fast as the CPU computes")
     return lines
+
+
+def _disk_line(ceilings: Ceilings) -> str:
+    if ceilings.disk_bytes_per_s is None:
+        return "disk       its rate could not be measured"
+    rate = ceilings.rate
+    if rate is None:
+        how = "random reads, the best of a probe,"
+    else:
+        how = "random 1 MiB reads," if rate.direct else "random 1 MiB reads through the page cache,"
+    hours = ceilings.age_s / 3600
+    age = f"{hours:.0f} h ago" if hours >= 2 else f"{hours * 60:.0f} min ago" if hours * 60 >= 1 else "now"
+    return f"disk       {format_bytes(ceilings.disk_bytes_per_s)}/s, {how} measured {age}"

@@ -7,10 +7,10 @@ with the calls.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from moestream.box import cache_directory
 from moestream.make.shapes import ARCHITECTURES, SHAPES
 
 __all__ = ["ARCHITECTURES", "SHAPES", "demo_path", "make_demo", "make_model"]
@@ -23,10 +23,7 @@ Progress = Callable[[str, int, int], None]
 
 def demo_path() -> Path:
     """Where the demo model is kept: ``moestream/demo-<version>.gguf`` in the user's cache directory."""
-    # An empty or relative XDG_CACHE_HOME counts as unset, as its specification says.
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    cache = named if named.is_absolute() else Path.home() / ".cache"
-    return cache / "moestream" / f"demo-{DEMO_VERSION}.gguf"
+    return cache_directory() / f"demo-{DEMO_VERSION}.gguf"
 
 
 def make_demo(out: Path | None = None, progress: Progress | None = None) -> Path:

@@ -56,14 +56,17 @@ class Scope:
 
 
 FULL = Scope(DEPTHS, THREADS, SPLITS, tuple(ALIGNMENTS), tuple(ADVICE), 5, 192 << 20, 0.25, 75.0)
-QUICK = Scope((1, 4, 8, 16, 32), (1, 4), (1, 2), (), ("normal", "random", "willneed"), 3, 48 << 20, 0.08, 8.0)
+QUICK = Scope((1, 4, 8, 16, 32), (1, 4), (1, 2), (), ("normal", "random", "willneed"), 3, 48 << 20, 0.08, 7.0)
 
 
 class Disk:
     """Times a sample's ranges. ``device`` and ``physical`` are whose accounts of reads go with each shot."""
 
-    def __init__(self, sample: Sample, scope: Scope, device: Device | None, uring: bool) -> None:
-        self.sample, self.scope, self.device, self.uring = sample, scope, device, uring
+    def __init__(
+        self, sample: Sample, scope: Scope, device: Device | None, *, uring: bool, huge_pages: bool
+    ) -> None:
+        self.sample, self.scope, self.device = sample, scope, device
+        self.uring, self.huge_pages = uring, huge_pages
         self._warm_bytes = min(WARM_BYTES, scope.case_bytes)
         self._warm = sample.warm_set(self._warm_bytes)
         self._ranges: list[Range] = []
@@ -138,6 +141,8 @@ class Disk:
         reader, depth = ("uring:8", 8) if self.uring else ("threads:4", 4)
         for name in self.scope.alignments:
             alignment, huge = ALIGNMENTS[name]
+            if huge and not self.huge_pages:
+                continue
             cold = partial(self._read, reader, depth, alignment=alignment, huge=huge)
             warm = partial(self._read, "threads:1", 1, alignment=alignment, huge=huge, direct=False)
             yield Case(f"alignment-cold/{name}", False, cold)

@@ -1,0 +1,139 @@
+"""Which of this box's counters follow what is really read from the disk.
+
+A known number of cold bytes is read, past the page cache and through it, and each account is looked at before and
+after. Containers often show zeros, or the sums of everybody.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import moestream._core as _core
+from moestream.box import process_io
+from moestream.box.cgroup import groups
+from moestream.probe.device import Device
+from moestream.probe.sample import BLOCK, Sample
+
+#: A counter follows when its median is within this share of what was read.
+TOLERANCE = 0.05
+READ_BYTES = 24 << 20
+ROUNDS = 3
+#: The account of the reads themselves, where no other can be had.
+LEDGER = "ledger"
+
+#: A counter's bytes now, or None where this box has none.
+Counter = Callable[[], int | None]
+
+
+def process_counter(root: str | Path = "/") -> int | None:
+    """``read_bytes`` of /proc/self/io."""
+    return process_io(root=root).get("read_bytes")
+
+
+def cgroup_counter(device: str | None, root: str | Path = "/") -> int | None:
+    """Bytes this process's own cgroup has read from a device (None: from all), by the version 2 or version 1
+    controller."""
+    for group in groups(Path(root), "blkio"):
+        if group.version == 2:
+            text = _text(group.path / "io.stat")
+            rows = [line.split() for line in text.splitlines()]
+            found = [_number(row, "rbytes=") for row in rows if row and device in (None, row[0])]
+        else:
+            text = _text(group.path / "blkio.throttle.io_service_bytes")
+            rows = [line.split() for line in text.splitlines()]
+            found = [
+                int(row[2]) for row in rows if len(row) == 3 and row[1] == "Read" and device in (None, row[0])
+            ]
+        if text:
+            return sum(found)
+    return None
+
+
+def follow(
+    counters: Mapping[str, Counter], ways: Mapping[str, Callable[[], tuple[int, str]]], rounds: int = ROUNDS
+) -> dict[str, Any]:
+    """Read in each way, ``rounds`` times, and say by way and counter what share of the bytes it counted (a median;
+    None where there is no counter) and which counters ``follow`` in every way.
+
+    A way returns the bytes it has read from the disk, or 0 and why it could not. ``source`` is the first counter
+    that follows, else the ledger.
+    """
+    ratios: dict[str, dict[str, list[float]]] = {way: {name: [] for name in counters} for way in ways}
+    notes: dict[str, str] = {}
+    for _ in range(rounds):
+        for way, read in ways.items():
+            before = {name: counter() for name, counter in counters.items()}
+            count, why = read()
+            if count <= 0:
+                notes[way] = why
+                continue
+            for name, counter in counters.items():
+                now, then = counter(), before[name]
+                if now is not None and then is not None:
+                    ratios[way][name].append((now - then) / count)
+    shares = {
+        way: {name: statistics.median(values) if values else None for name, values in found.items()}
+        for way, found in ratios.items()
+    }
+    tried = [way for way in ways if any(value is not None for value in shares[way].values())]
+    follows = [name for name in counters if tried and all(_close(shares[way][name]) for way in tried)]
+    return {
+        "source": follows[0] if follows else LEDGER,
+        "follows": follows,
+        "counted": shares,
+        "not_read": notes,
+    }
+
+
+def physical_counters(sample: Sample, device: Device | None) -> dict[str, Any]:
+    """``follow`` on this box, reading the sample."""
+
+    def device_bytes() -> int | None:
+        reads = device.reads() if device is not None else None
+        return reads.bytes if reads is not None else None
+
+    number = device.number if device is not None else None
+    counters: dict[str, Counter] = {
+        "process": process_counter,
+        "cgroup": lambda: cgroup_counter(number),
+        "device": device_bytes,
+    }
+
+    def cold_reads(direct: bool) -> tuple[int, str]:
+        ranges = sample.take(READ_BYTES)
+        reason = sample.make_cold(ranges)
+        if reason:
+            return 0, reason
+        timing = _core.probe_reads(
+            sample.names,
+            ranges,
+            reader="threads:2",
+            in_flight=2,
+            direct=direct,
+            buffer_bytes=BLOCK,
+            seconds=2.0,
+        )
+        return int(timing["bytes"]), "nothing was read"
+
+    ways = {"buffered": lambda: cold_reads(False)}
+    if sample.direct:
+        ways["direct"] = lambda: cold_reads(True)
+    return follow(counters, ways)
+
+
+def _close(share: float | None) -> bool:
+    return share is not None and abs(share - 1) <= TOLERANCE
+
+
+def _number(row: Sequence[str], prefix: str) -> int:
+    return next((int(word[len(prefix) :]) for word in row if word.startswith(prefix)), 0)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,72 @@
+"""The memory's side of a probe: its limit and who sets it, what swaps, what may be locked, and how fast it copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import moestream._core as _core
+from moestream.box import Box
+from moestream.box.cgroup import groups
+from moestream.probe.schedule import spread
+
+_COPIED = 128 << 20
+_ROUNDS = 3
+
+
+def memory_facts(root: str | Path = "/") -> dict[str, Any]:
+    """Bytes throughout. ``cgroup``: 1 or 2, the version that limits this process, None without a memory controller;
+    ``lock_bytes``: None without a limit; ``swaps``: each with ``kind`` (partition, file or zram)."""
+    box = Box(root)
+    limit = box.memory_limit()
+    version = next((group.version for group in groups(Path(root), "memory")), None)
+    return {
+        "ram_bytes": box.ram_bytes(),
+        "limit_bytes": limit.bytes,
+        "limit_source": limit.source,
+        "cgroup": version,
+        "available_bytes": box.available_memory(),
+        "swap_bytes": box.swap_bytes(),
+        "swaps": swaps(root),
+        "zswap": _text(root, "sys/module/zswap/parameters/enabled") in ("Y", "1"),
+        "lock_bytes": box.memlock_limit_bytes(),
+        "huge_pages": box.huge_pages(),
+        "max_map_count": box.max_map_count(),
+    }
+
+
+def swaps(root: str | Path = "/") -> list[dict[str, Any]]:
+    """Where this box swaps to: ``name``, ``kind``, ``bytes`` and ``used_bytes`` each."""
+    found = []
+    for line in _text(root, "proc/swaps").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) >= 4 and fields[2].isdigit() and fields[3].isdigit():
+            name = fields[0].rsplit("/", 1)[-1]
+            kind = "zram" if name.startswith("zram") else fields[1]
+            found.append(
+                {
+                    "name": name,
+                    "kind": kind,
+                    "bytes": int(fields[2]) * 1024,
+                    "used_bytes": int(fields[3]) * 1024,
+                }
+            )
+    return found
+
+
+def copy_rates(threads: tuple[int, ...], seconds: float) -> dict[str, Any]:
+    """Bytes copied a second within memory, by threads, as ``spread`` has it; in rounds, each taking turns."""
+    rates: dict[int, list[float]] = {count: [] for count in threads}
+    room = min(_COPIED, max(8 << 20, Box().available_memory() // 8))
+    for number in range(_ROUNDS):
+        for count in threads[:: -1 if number % 2 else 1]:
+            timing = _core.probe_copies(count, room, seconds)
+            rates[count].append(timing["bytes"] / timing["seconds"])
+    return {str(count): spread(values) for count, values in rates.items()}
+
+
+def _text(root: str | Path, name: str) -> str:
+    try:
+        return (Path(root) / name).read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,87 @@
+"""Probes that were made, in the user's cache directory: what they were made of, and until when they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from moestream.box import Box, cache_directory
+from moestream.model import Model
+
+SCHEMA = 1
+#: Disks wear and change hands; a week is what plans are made from.
+MAX_AGE_S = 7 * 24 * 3600.0
+
+
+def identity(path: Path, model: Model | None) -> dict[str, Any]:
+    """What a probe holds for: ``model`` (an identity; None: any), ``device`` (major:minor), ``kernel``, ``machine``."""
+    status = path.stat()
+    box = Box()
+    machine = f"{platform.node()} {platform.machine()} {box.cpus()} {box.ram_bytes()}"
+    return {
+        "model": model.identity if model is not None else None,
+        "device": f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}",
+        "kernel": box.kernel(),
+        "machine": hashlib.sha256(machine.encode()).hexdigest()[:12],
+    }
+
+
+def save_probe(document: dict[str, Any]) -> Path | None:
+    """Keep a probe's document (its ``identity`` decides where) and return where; None when nothing can be written
+    there, which costs a plan its figures and no more."""
+    path = _place(document["identity"])
+    fresh = path.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            fresh.write_text(json.dumps(document, indent=1) + "\n")
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+        return path
+    return None
+
+
+def saved_probe(model: Model, now: float | None = None) -> dict[str, Any] | None:
+    """The probe of this model on this box, or of the device it lies on, which knows no compute; None when there is none
+    that is whole, at most a week old and of this kernel. ``now``: seconds since the epoch."""
+    try:
+        wanted = identity(model.paths[0], model)
+    except OSError:
+        return None
+    now = time.time() if now is None else now
+    for here in (wanted, {**wanted, "model": None}):
+        found = _read(_place(here))
+        if found is not None and found["identity"] == here and 0 <= now - found["measured_at"] <= MAX_AGE_S:
+            return found
+    return None
+
+
+def _place(which: dict[str, Any]) -> Path:
+    name = which["model"] or "device-" + str(which["device"]).replace(":", "-")
+    return cache_directory() / f"probe-{name}.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A document of this schema with rates that are numbers above zero or None; None for anything else."""
+    try:
+        found: Any = json.loads(path.read_text())
+        whole = (
+            found["schema"] == SCHEMA
+            and isinstance(found["identity"], dict)
+            and isinstance(found["measured_at"], (int, float))
+            and all(_is_rate(found[name]) for name in ("disk_bytes_per_s", "compute_s_per_token"))
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if whole else None
+
+
+def _is_rate(value: Any) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0)
