@@ -83,6 +83,10 @@ class Buffer {
     uint64_t bytes_;
 };
 
+int advice_value(const std::string& advice) {
+    return advice == "random" ? MADV_RANDOM : advice == "sequential" ? MADV_SEQUENTIAL : MADV_NORMAL;
+}
+
 class Mapping {
   public:
     Mapping(const std::string& file, int fd, const std::string& advice) {
@@ -92,8 +96,7 @@ class Mapping {
         void* base = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);
         if (base == MAP_FAILED) io_error(file + " cannot be mapped", errno);
         base_ = static_cast<char*>(base);
-        const int value = advice == "random" ? MADV_RANDOM : advice == "sequential" ? MADV_SEQUENTIAL : MADV_NORMAL;
-        if (madvise(base_, bytes_, value) != 0) {
+        if (madvise(base_, bytes_, advice_value(advice)) != 0) {
             const int error = errno;
             munmap(base_, bytes_);
             throw Error(ErrorKind::unsupported, "madvise " + advice + ": " + std::strerror(error));
@@ -224,7 +227,8 @@ ProbeTiming probe_mapping(const ProbeMapping& options, std::span<const ProbeRang
     }
     std::string refused;
     const auto note = [&](const std::string& text) { refused = text; };
-    const auto warmer = make_warmer(options.warmer, {kPage, false, static_cast<uint32_t>(slabs.size()), note});
+    const auto warmer = make_warmer(options.warmer, {kPage, false, advice_value(options.advice),
+                                                     static_cast<uint32_t>(slabs.size()), note});
     if (!refused.empty()) throw Error(ErrorKind::unsupported, refused);
     ProbeTiming timing;
     uint64_t sum = 0;
@@ -234,7 +238,7 @@ ProbeTiming probe_mapping(const ProbeMapping& options, std::span<const ProbeRang
         const std::span route(slabs.data() + first, count);
         const auto outcome = warmer->warm(route);
         if (outcome.error != 0) {
-            io_error(options.warmer + " of " + options.files[ranges[first + outcome.slab].file], outcome.error);
+            io_error(options.warmer + " of " + options.files[ranges[outcome.slab.number].file], outcome.error);
         }
         for (const auto& slab : route) {
             if (options.touch) sum += touch(slab.address, slab.bytes);
