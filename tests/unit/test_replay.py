@@ -253,7 +253,7 @@ def many_routes(routed: int, banks: int = 48, experts: int = 128, used: int = 8)
     )
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, BELADY])
+@pytest.mark.parametrize("policy", [*POLICIES, "lfu-adapt", "sieve", "s3fifo", BELADY])
 def test_a_routed_expert_costs_no_more_than_counting_it(policy: str) -> None:
     """A million in five seconds is 5 us each, what an interpreter takes for a few dozen instructions. Held against
     such a loop, so that a busy machine slows both."""

@@ -37,6 +37,7 @@ def traced(path: Path, mechanism: str, prompt: int, experts: int = 0, **argument
         ("olmoe", "Q4_K", "arena+uring:8+s3fifo+random:4", 3),
         ("qwen2moe", "Q4_K", "arena+uring:8+fifo+gate:4", 20),
         ("olmoe", "Q4_K", "arena+uring:8+dontneed:1+gate:2", 5),
+        ("olmoe", "Q4_K", "arena+uring:8+lfu-adapt+gate:2", 5),
         # Two parts; a prompt whose every layer is read early.
         ("olmoe", "Q4_K_M", "arena+threads:2+lru-layer+gate:8", 40),
         # Layers without experts before those with.
