@@ -167,3 +167,12 @@ def test_run_writes_what_trace_shows(tiny, tmp_path: Path) -> None:
     assert said["meta"]["command"][1:] == words
     assert said["decode"]["tokens"] == 7
     assert said["reads"]["demand"]["bytes"] > 0
+
+
+def test_a_dense_model_has_no_trace_and_says_so(tmp_path: Path) -> None:
+    from moestream.make.demo import dense_model_path
+
+    with moestream.Llama(dense_model_path(), trace=tmp_path / "t.parquet", n_ctx=64) as llama:
+        assert any("no trace is written" in line for line in llama.fallbacks)
+        llama.eval([1, 2, 3])
+    assert names_in(tmp_path) == []

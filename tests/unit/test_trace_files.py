@@ -194,6 +194,20 @@ def test_a_crash_before_the_first_batch_is_in_nobodys_way(tmp_path: Path) -> Non
     assert len(read_trace(path, silent).steps["step"]) == 3
 
 
+def test_a_partial_file_that_is_none_stays(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    partial_of(path).write_bytes(b"GGUF" + bytes(64))
+    for start in (TraceWriter, recover):
+        with pytest.raises((UsageError, RefusedError), match=r"is not a trace|damaged"):
+            start(path)
+        assert partial_of(path).read_bytes() == b"GGUF" + bytes(64)
+    partial_of(path).write_bytes(b"\xff\xff\xff\xff\0\4")  # cut short within its schema
+    with pytest.raises(RefusedError, match="damaged"):
+        recover(path)
+    record(path, three_steps())
+    assert names_in(tmp_path) == ["t.parquet"]
+
+
 def test_two_runs_do_not_share_a_file(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.parquet", meta=META) as writer:
         for number in range(FLUSH_STEPS):

@@ -15,7 +15,7 @@ from moestream.trace.trace import Trace
 
 _PARQUET_MAGIC = b"PAR1"
 #: An Arrow IPC stream begins with this and the length of its schema.
-_STREAM_MAGIC = b"\xff\xff\xff\xff"
+STREAM_MAGIC = b"\xff\xff\xff\xff"
 _READ_ROWS = 65_536
 
 
@@ -40,7 +40,7 @@ def read_trace(path: str | Path, say: Callable[[str], None] = say_to_stderr) -> 
         found = partial
     try:
         magic = _magic(found)
-        if magic == _STREAM_MAGIC:
+        if magic == STREAM_MAGIC:
             trace = _read_partial(found)
             whole = found.with_name(found.name.removesuffix(PARTIAL_SUFFIX))
             say(

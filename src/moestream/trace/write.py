@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from moestream.errors import RefusedError, UsageError
 from moestream.stats import Step
-from moestream.trace.read import is_trace, partial_of, partial_stream, whole_batches
+from moestream.trace.read import STREAM_MAGIC, is_trace, partial_of, partial_stream, whole_batches
 from moestream.trace.rows import Recorded, route_count, to_batch
 from moestream.trace.schema import arrow_schema, complete_meta, load_arrow, parse_meta
 
@@ -199,21 +199,26 @@ def _lock_partial(target: Path) -> IO[bytes]:
 
 
 def lock(file: IO[bytes], target: Path) -> None:
-    """Hold the partial file until it is closed. Raises UsageError when another process does."""
+    """Hold the partial file until it is closed. Raises UsageError when another process does, RefusedError where files
+    cannot be locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(f"{partial_of(target)} is being written by another run: name another file") from None
+    except OSError as error:
+        raise write_error(target, error) from None
 
 
 def _holds_steps(partial: Path) -> bool:
-    if not partial.stat().st_size:
-        return False
+    """Is there a whole batch in it? Raises UsageError when it is not ours to empty."""
+    with partial.open("rb") as file:
+        if not STREAM_MAGIC.startswith(file.read(len(STREAM_MAGIC))):
+            raise UsageError(f"{partial} exists and is not a trace: name another file")
     try:
         with partial_stream(partial) as stream:
             return next(whole_batches(stream), None) is not None
     except RefusedError:
-        return True  # not ours to empty
+        return False  # cut short within its schema
 
 
 def finish(target: Path) -> int:
