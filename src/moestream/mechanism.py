@@ -18,7 +18,6 @@ from moestream.members import (
     ELSEWHERE,
     FAMILIES,
     GROUPS,
-    MOST_PIECES,
     POLICIES,
     PREDICTORS,
     QUEUE,
@@ -310,9 +309,11 @@ def _with_argument(name: str, text: str | None, member: Member) -> str:
         return f"{name}:{word}"
     number, times, pieces = ("", "", "") if text is None else text.partition("x")
     count = argument.default if text is None else _whole(number, argument.lowest, argument.highest)
-    parts = _whole(pieces, 1, MOST_PIECES) if times and argument.pieces else (None if times else 1)
+    most = argument.most_times
+    parts = _whole(pieces, 1, most) if times and most > 1 else (None if times else 1)
     if count is None or parts is None:
-        shape = f" (or NxS: each slab in S pieces, 1 to {MOST_PIECES})" if argument.pieces else ""
+        each = "NxS: each slab in S pieces" if argument.pieces else "NxL: of each of the next L layers"
+        shape = f" (or {each}, 1 to {most})" if most > 1 else ""
         raise MechanismError(
             f"{name}:{(text or '')[:20]}: {argument.what} must be a whole number, "
             f"{argument.lowest} to {argument.highest}{shape}"

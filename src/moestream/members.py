@@ -22,8 +22,8 @@ class Argument:
     """What may follow a member's colon.
 
     A whole number ``lowest``..``highest`` (``what`` says what it counts); with ``pieces`` also ``NxS``: each slab is
-    read in S pieces. With ``choices``, one of these words (``needs``: what one of them needs beyond its member). With
-    ``file``, a path.
+    read in S pieces; with ``layers`` above 1 also ``NxL``: of each of the next L layers, at most so many. With
+    ``choices``, one of these words (``needs``: what one of them needs beyond its member). With ``file``, a path.
     """
 
     what: str
@@ -31,6 +31,7 @@ class Argument:
     lowest: int = 1
     highest: int = 0
     pieces: bool = False
+    layers: int = 1
     choices: tuple[str, ...] = ()
     needs: tuple[tuple[str, str], ...] = ()
     file: bool = False
@@ -42,7 +43,12 @@ class Argument:
             return ":FILE"
         if self.choices:
             return ":" + "|".join(self.choices)
-        return ":NxS" if self.pieces else ":N"
+        return ":NxS" if self.pieces else ":NxL" if self.layers > 1 else ":N"
+
+    @property
+    def most_times(self) -> int:
+        """The most that may follow an ``x``; 1: nothing may."""
+        return MOST_PIECES if self.pieces else self.layers
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,9 @@ POLICIES = {
 PREDICTORS = {
     "none": Member("nothing is read early", STOCK),
     "gate": Member(
-        "the next layer's router on this layer's input", MACOS, Argument("experts a layer", 1, 1, 64)
+        "the next layer's router on this layer's input",
+        MACOS,
+        Argument("experts a layer", 1, 1, 64, layers=3),
     ),
     "ridge": Member("a linear map fitted on traces (moestream fit)", HERE, Argument("a fit", file=True)),
     "previous": Member("the last token's experts", OLMOE, Argument("experts a layer", 1, 1, 64)),

@@ -13,7 +13,7 @@ from answers import Answer, answer, prompt_tokens
 from conftest import load, same_answer
 from moestream.analyze import fit
 from moestream.analyze.choices import Choices, from_trace
-from moestream.analyze.predictors import recorded
+from moestream.analyze.predictors import recall_by_layer, recorded
 from moestream.errors import RefusedError
 from moestream.trace import Trace
 from moestream.trace.read import read_trace
@@ -54,7 +54,7 @@ def files(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
 def mechanisms(files: tuple[Path, Path]) -> list[str]:
     trace, fitted = files
-    return ["previous:2", "random:3", f"ridge:{fitted}", f"oracle:{trace}"]
+    return ["previous:2", "random:3", f"ridge:{fitted}", f"oracle:{trace}", "gate:2x3"]
 
 
 def recording(path: Path, mechanism: str, trace: Path) -> tuple[Trace, Choices, dict[str, Any]]:
@@ -64,10 +64,10 @@ def recording(path: Path, mechanism: str, trace: Path) -> tuple[Trace, Choices, 
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("which", range(4), ids=["previous", "random", "ridge", "oracle"])
+@pytest.mark.parametrize("which", range(5), ids=["previous", "random", "ridge", "oracle", "gate"])
 def test_no_predictor_changes_the_answer(arch: str, which: int, tiny: Tiny, stock: Stock, files) -> None:
     path = tiny(arch)
-    policy = ("lru", "lfu-decay:16", "none", "lru-layer")[which]
+    policy = ("lru", "lfu-decay:16", "none", "lru-layer", "sieve")[which]
     with load(
         path, f"arena+uring:8+{policy}+{mechanisms(files(arch))[which]}", experts=EXPERT_BYTES
     ) as llama:
@@ -84,8 +84,7 @@ def test_an_oracle_s_wishes_are_used(tiny: Tiny, files, tmp_path: Path) -> None:
     assert counters["speculative_issued"] > 0
     assert counters["speculative_used"] >= 0.95 * counters["speculative_issued"]
     assert counters["misses"] < plain["misses"] / 4
-    told = recorded(found, choices)
-    assert told is not None
+    told = recorded(found, choices)[1]
     for layer, named in enumerate(told):
         asked = named.ids[:, 0] >= 0
         assert asked.sum() >= STEPS - 1
@@ -110,8 +109,7 @@ def test_previous_names_the_token_before(wishes: int, tiny: Tiny, tmp_path: Path
     found, choices, _ = recording(
         tiny("olmoe"), f"arena+uring:8+lru+previous:{wishes}", tmp_path / "a.parquet"
     )
-    told = recorded(found, choices)
-    assert told is not None
+    told = recorded(found, choices)[1]
     for layer, named in enumerate(told):
         asked = np.nonzero(named.ids[:, 0] >= 0)[0]
         assert len(asked) >= STEPS - 1
@@ -122,8 +120,7 @@ def test_random_draws_distinct_experts_evenly_and_again_the_same(tiny: Tiny, tmp
     first, choices, _ = recording(tiny("olmoe"), "arena+uring:8+lru+random:3", tmp_path / "a.parquet")
     again, _, _ = recording(tiny("olmoe"), "arena+uring:8+lru+random:3", tmp_path / "b.parquet")
     assert np.array_equal(first.routes.wish_ids, again.routes.wish_ids)
-    told = recorded(first, choices)
-    assert told is not None
+    told = recorded(first, choices)[1]
     ids = np.concatenate([named.ids[named.ids[:, 0] >= 0] for named in told])
     assert len(ids) >= (STEPS - 1) * len(told)
     assert all(len(set(row)) == 3 for row in ids.tolist())
@@ -140,8 +137,7 @@ def test_ridge_names_what_its_map_scores_highest(tiny: Tiny, files, tmp_path: Pa
     _, fitted = files("olmoe")
     found, choices, _ = recording(tiny("olmoe"), f"arena+uring:8+lru+ridge:{fitted}", tmp_path / "a.parquet")
     made = read_fit(fitted)
-    told = recorded(found, choices)
-    assert told is not None
+    told = recorded(found, choices)[1]
     for layer, named in enumerate(told):
         linear = made.maps[choices.banks[layer]]
         assert linear is not None
@@ -152,6 +148,27 @@ def test_ridge_names_what_its_map_scores_highest(tiny: Tiny, files, tmp_path: Pa
         best = -np.sort(-scores[asked], axis=1)[:, :2]
         # The core adds in float32: of two scores that close either may come first.
         assert np.allclose(picked, best, atol=1e-5)
+
+
+def test_gate_names_the_same_one_layer_ahead_however_far_it_looks(tiny: Tiny, tmp_path: Path) -> None:
+    near, choices, _ = recording(tiny("olmoe"), "arena+uring:8+lru+gate:2", tmp_path / "near.parquet")
+    far, _, _ = recording(tiny("olmoe"), "arena+uring:8+lru+gate:2x3", tmp_path / "far.parquet")
+    one, three = recorded(near, choices), recorded(far, choices)
+    assert list(one) == [1]
+    assert list(three) == [1, 2, 3]
+    tokens = choices.clock >= PROMPT
+    layers = len(choices.layers)
+    for layer in range(1, layers):
+        a, b = (told[1][layer].ids[:, :2] for told in (one, three))
+        both = tokens & (a[:, 0] >= 0) & (b[:, 0] >= 0)
+        assert both.sum() >= STEPS // 2
+        assert np.array_equal(a[both], b[both])
+    # The farther it looks the less it knows, yet more than a guess, which finds two of 32.
+    recalls = [
+        np.mean([value for value in recall_by_layer(choices, three[ahead], tokens) if value is not None])
+        for ahead in (1, 2, 3)
+    ]
+    assert recalls[0] > recalls[2] > 2 * 2 / 32
 
 
 def test_another_model_s_files_are_refused_by_identity(tiny: Tiny, files) -> None:

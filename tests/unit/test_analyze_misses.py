@@ -188,14 +188,29 @@ def gate_trace() -> Trace:
 def test_recorded_wishes_are_of_the_layer_and_token_they_were_for() -> None:
     trace = gate_trace()
     choices = from_trace(trace)
-    told = predictors.recorded(trace, choices)
-    assert told is not None
+    by_lookahead = predictors.recorded(trace, choices)
+    assert list(by_lookahead) == [1]
+    told = by_lookahead[1]
     assert np.array_equal(told[1].ids[:, 0], choices.ids[:, 1, 0])
     # What the last layer named was for the next token.
     assert told[0].ids[:, 0].tolist() == [-1, *choices.ids[:-1, 0, 0].tolist()]
     tokens = predictors.held_out(choices)
     assert predictors.recall_by_layer(choices, told, tokens) == [0.0, 1.0]
     assert predictors.precision(choices, told, tokens, 1) == 0.5
+
+
+def test_wishes_of_several_layers_are_told_apart() -> None:
+    about = meta([4, 4, 4], 1, [([0, 1, 2], FRAME)], [6], "arena+uring:8+lru+gate:1x2+anon")
+    steps = [
+        [(0, [[0]], [4 + t % 4, 8 + t % 3]), (1, [[t % 4]], [8 + t % 2]), (2, [[t % 3]], [])]
+        for t in range(20)
+    ]
+    said = document(build(about, steps, prompts=0))["predictors"]["recall"]["gate:1x2"]
+    assert list(said) == ["1", "2"]
+    # One layer ahead the second layer is always named, two layers ahead the third.
+    assert said["1"][:2] == [None, 1.0]
+    assert said["1"][2] < 1
+    assert said["2"] == [None, None, 1.0]
 
 
 def document(trace: Trace, budget: str = "recorded") -> dict:
@@ -212,7 +227,7 @@ def test_a_recorded_gate_is_reported_under_its_own_text() -> None:
 def test_what_a_trace_does_not_hold_is_said_with_the_remedy() -> None:
     told = document(demo_trace())["predictors"]
     assert "not in this trace" in told["absent"]["gate"]
-    assert "--mechanism arena+gate:8 --trace FILE" in told["absent"]["gate"]
+    assert "--mechanism arena+gate:8x3 --trace FILE" in told["absent"]["gate"]
     short = document(single([[0], [1], [2]], 4, 2))["predictors"]
     assert "too few tokens in a row" in short["absent"]["ridge"]
     assert "ridge" not in short["recall"]

@@ -30,9 +30,9 @@ struct Choice {
 class Predictor {
   public:
     virtual ~Predictor() = default;
-    // Called once for each choice, in the order they are made. Returns global experts, the likeliest first, of one
-    // bank: the one that is routed next, be it in this step or the first of the next. The span is valid until the
-    // next call. Allocates nothing once each bank has been routed.
+    // Called once for each choice, in the order they are made. Returns global experts of banks that are routed next, be
+    // it in this step or the next, the nearest bank first, and of a bank the likeliest first. The span is valid until
+    // the next call. Allocates nothing once each bank has been routed.
     virtual std::span<const uint32_t> predict(const Choice& choice) = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "moestream/predictor.h"
@@ -11,13 +12,13 @@
 namespace moestream {
 
 // N of `name:N`, experts named a bank; 1 when the text is empty. Throws Error(usage).
-inline uint32_t parse_wishes(const std::string& name, const std::string& argument) {
+inline uint32_t parse_wishes(const std::string& name, std::string_view argument) {
     if (argument.empty()) return 1;
     uint32_t count = 0;
     const auto [end, error] = std::from_chars(argument.data(), argument.data() + argument.size(), count);
     if (error != std::errc() || end != argument.data() + argument.size() || count == 0 || count > 64) {
-        throw Error(ErrorKind::usage,
-                    name + ":N takes a number of experts from 1 to 64, not '" + argument + "'");
+        throw Error(ErrorKind::usage, name + ":N takes a number of experts from 1 to 64, not '" +
+                                          std::string(argument) + "'");
     }
     return count;
 }

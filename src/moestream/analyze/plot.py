@@ -103,15 +103,12 @@ def _recall(axes: Any, document: dict[str, Any]) -> None:
         colour = colours.get(name, "C2")
         label = f"{name}, as the run asked" if ":" in name else name
         axes.plot(places, _percent(by["1"]), color=colour, marker="o", markersize=3, label=label)
-        # The others see nothing of the token: a lookahead changes nothing.
-        for ahead, style in (("2", "--"), ("3", ":")) if name == "ridge" else ():
-            axes.plot(
-                places,
-                _percent(by[ahead]),
-                color=colour,
-                linestyle=style,
-                label=f"{name}, {ahead} layers ahead",
-            )
+        for ahead, style in (("2", "--"), ("3", ":")):
+            # What sees nothing of the token says the same however far ahead.
+            if ahead not in by or by[ahead] == by["1"]:
+                continue
+            label = f"{name}, {ahead} layers ahead"
+            axes.plot(places, _percent(by[ahead]), color=colour, linestyle=style, label=label)
     axes.set_title(f"Experts told one layer ahead: recall@{told['k']}, {told['tokens']} tokens held out")
     axes.set_xlabel("layer")
     axes.set_ylabel("recall, %")

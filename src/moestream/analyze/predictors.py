@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOOKAHEADS = (1, 2, 3)
 NO_GATE = (
     "not in this trace, which holds no router inputs: record what it names with "
-    "`moestream run --mechanism arena+gate:{used} --trace FILE`"
+    "`moestream run --mechanism arena+gate:{used}x3 --trace FILE`"
 )
 NO_RIDGE = f"too few tokens in a row to fit and to hold some out: record {fit.FEWEST_TOKENS} or many more"
 
@@ -93,29 +93,39 @@ def _ridge(choices: Choices, target: int, lookahead: int, penalty: float) -> Nam
     return Named(ids)
 
 
-def recorded(trace: Trace, choices: Choices) -> list[Named] | None:
-    """What the run's own predictor named for each layer of single-token steps; None where it named nothing. It is
-    asked at every route, but what it names is recorded only where something was read early or could have been."""
-    routes = trace.routes
-    wishes = np.diff(routes.wish_start)
-    asked = np.nonzero((routes.tokens == 1) & (wishes > 0))[0]
-    if not len(asked):
-        return None
+def recorded(trace: Trace, choices: Choices) -> dict[int, list[Named]]:
+    """What the run's own predictor named for each layer of single-token steps, by how many layers ahead; empty where it
+    named nothing. A wish is recorded only where the disk was free for it, so some routes have none."""
+    routes, layers = trace.routes, len(choices.layers)
     first = trace.first_expert
     place = {bank: number for number, bank in enumerate(choices.banks)}
-    most = int(wishes[asked].max())
-    named = [np.full((choices.tokens, most), -1, np.int32) for _ in choices.layers]
+    wishes = np.diff(routes.wish_start)
+    asked = np.nonzero((routes.tokens == 1) & (wishes > 0))[0]
+    most = int(wishes[asked].max(initial=0))
+    named: dict[int, list[Int32]] = {}
     for route in asked.tolist():
         experts = routes.wish_ids[routes.wish_start[route] : routes.wish_start[route + 1]]
-        bank = int(np.searchsorted(first, experts[0], side="right")) - 1
-        if bank not in place or int(routes.bank[route]) not in place:
-            continue
-        # A bank that comes before the one just routed is meant for the next token.
-        later = place[bank] <= place[int(routes.bank[route])]
-        token = int(np.searchsorted(choices.clock, routes.token[route])) + later
-        if token < choices.tokens:
-            named[place[bank]][token, : len(experts)] = experts - first[bank]
-    return [Named(ids) for ids in named]
+        bank_of = np.searchsorted(first, experts, side="right") - 1
+        here = place.get(int(routes.bank[route]))
+        for bank in dict.fromkeys(bank_of.tolist()):
+            if bank not in place or here is None:
+                continue
+            # A bank that does not come after the one just routed is meant for the next token.
+            ahead = (place[bank] - here - 1) % layers + 1
+            token = int(np.searchsorted(choices.clock, routes.token[route])) + (place[bank] <= here)
+            if token < choices.tokens:
+                tables = named.setdefault(
+                    ahead, [np.full((choices.tokens, most), -1, np.int32) for _ in choices.layers]
+                )
+                ids = experts[bank_of == bank] - first[bank]
+                tables[place[bank]][token, : len(ids)] = ids
+    widths = {ahead: max(_width(ids) for ids in tables) for ahead, tables in named.items()}
+    return {ahead: [Named(ids[:, : widths[ahead]]) for ids in named[ahead]] for ahead in sorted(named)}
+
+
+def _width(ids: Int32) -> int:
+    """How many of the columns hold anything; wishes stand in the first ones."""
+    return int((ids >= 0).any(axis=0).sum())
 
 
 def held_out(choices: Choices) -> Bool:

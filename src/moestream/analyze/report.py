@@ -34,9 +34,9 @@ def analyze(trace: Trace, recording: Recording, budgets: Sequence[Budget]) -> di
     predictions = predictors.predict(choices)
     own = Mechanism.parse(recording.mechanism).predictor
     named = predictors.recorded(trace, choices)
-    if named is not None and own != "none":
+    if 1 in named and own != "none":
         # What the run itself named, under its own text: gate:2.
-        predictions[own] = {1: named}
+        predictions[own] = named
     solo = misses.one_by_one(recording, choices)
     policy = cache_policy(recording.mechanism)
     model = trace.meta["model"]
