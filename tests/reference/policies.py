@@ -327,7 +327,7 @@ def make_policy(text: str, capacity: int, bank_of: list[int], priority: list[flo
 
         return LfuAdapt(capacity, bank_of)
     if name == "dontneed":
-        return DontNeed(capacity, bank_of, int(argument or 4))
+        return DontNeed(capacity, bank_of, int(argument or 0))
     if name == "pinned":
         assert priority is not None
         return Pinned(capacity, bank_of, priority)

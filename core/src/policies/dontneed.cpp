@@ -12,7 +12,7 @@ namespace moestream {
 namespace {
 
 constexpr double kHalfLife = 64.0;  // tokens: the hot set of a paragraph, not of a sentence
-constexpr uint32_t kDefaultHot = 4;
+constexpr uint32_t kDefaultHot = 0;
 
 class DontNeed final : public CandidatePolicy {
   public:
@@ -76,7 +76,7 @@ class DontNeed final : public CandidatePolicy {
 
 const PolicyRegistration registration(
     "dontneed",
-    "drops a routed expert after its use, except the hottest of its bank; argument: how many stay (default 4)",
+    "drops a routed expert after its use, except the hottest of its bank; argument: how many stay (default 0)",
     [](const PolicyShape& shape, const std::string& argument) -> std::unique_ptr<Policy> {
         const uint32_t hot = parse_number<uint32_t>(argument, kDefaultHot, 0, 1u << 20,
                                                     "dontneed's argument is how many experts of a bank stay, from 0");

@@ -17,12 +17,12 @@ namespace moestream {
 
 class Moments {
   public:
-    static constexpr uint32_t kMoments = 256;         // passes remembered
-    static constexpr uint32_t kAhead = 4;             // passes after a moment that count as what followed it
-    static constexpr double kAheadDecay = 0.6;        // each pass further ahead counts so much of the one before
-    static constexpr double kRouteDecay = 0.7;        // of likeness, a route
-    static constexpr double kSharpness = 20.0;        // bits: by how much a moment wholly alike outweighs one wholly unlike
-    static constexpr double kAgeHalfLife = 64.0;      // passes
+    static constexpr uint32_t kMoments = 256;     // passes remembered
+    static constexpr uint32_t kAhead = 4;         // passes after a moment that count as what followed it
+    static constexpr double kAheadDecay = 0.6;    // each pass further ahead counts so much of the one before
+    static constexpr double kRouteDecay = 0.7;    // of likeness, a route
+    static constexpr double kSharpness = 20.0;    // bits by which a moment wholly alike outweighs one wholly unlike
+    static constexpr double kAgeHalfLife = 64.0;  // passes
 
     Moments(uint32_t banks, uint32_t widest) : banks_(banks), words_((widest + 63) / 64) {
         sets_.resize(size_t{kMoments} * banks * words_);
@@ -31,7 +31,7 @@ class Moments {
     // A new pass begins; the oldest is forgotten.
     void begin() {
         ++count_;
-        std::fill_n(set_of(now(), 0), size_t{banks_} * words_, 0);
+        for (uint32_t bank = 0; bank < banks_; ++bank) std::fill_n(set_of(now(), bank), words_, 0);
         alike_[now() % kMoments] = 0.0;
     }
     // Expert `number` of the bank is in the current pass' route.
@@ -64,7 +64,7 @@ class Moments {
   private:
     uint64_t now() const { return count_ - 1; }
     uint64_t* set_of(uint64_t moment, uint32_t bank) {
-        return sets_.data() + (size_t{moment % kMoments} * banks_ + bank) * words_;
+        return sets_.data() + (size_t{bank} * kMoments + moment % kMoments) * words_;
     }
     // How much an earlier moment weighs, now that this route is known too.
     double compare(uint64_t moment, uint32_t bank, const uint64_t* route, double size) {
@@ -83,7 +83,7 @@ class Moments {
     }
     uint32_t banks_, words_;
     uint64_t count_ = 0;               // passes begun
-    std::vector<uint64_t> sets_;       // [kMoments][banks][words], a bit an expert
+    std::vector<uint64_t> sets_;       // [banks][kMoments][words], a bit an expert: a route looks at one bank
     std::array<double, kMoments> alike_{};
     std::array<double, kMoments> by_age_{};
 };
