@@ -44,7 +44,6 @@ class DecayedUse {
         if (x.key != y.key) return x.key < y.key;
         return x.used != y.used ? x.used < y.used : a < b;
     }
-    bool used(uint32_t expert) const { return rank_[expert].used != 0; }
 
   private:
     struct History {
@@ -61,14 +60,10 @@ class DecayedUse {
     uint64_t clock_ = 0;
 };
 
-// Heap orders over one DecayedUse, which must outlive the heap.
+// A heap's order by one DecayedUse, which must outlive the heap.
 struct Colder {
     const DecayedUse* of;
     bool operator()(uint32_t a, uint32_t b) const { return of->colder(a, b); }
-};
-struct Hotter {
-    const DecayedUse* of;
-    bool operator()(uint32_t a, uint32_t b) const { return of->colder(b, a); }
 };
 
 // All of `text` as a T from `low` to `high`; `fallback` for an empty text. Throws Error(usage) that says `what`.

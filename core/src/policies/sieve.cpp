@@ -1,6 +1,6 @@
-// sieve (Zhang et al., NSDI 2024): a queue in the order of loading, a bit for each expert that was used again, and a hand
-// that moves from old to new. It clears the bits it meets and takes the first expert without one; what stays keeps its
-// place in the queue.
+// sieve (Zhang et al., NSDI 2024): a queue in the order of loading, a bit for each expert that was used again, and a
+// hand that moves from old to new. It clears the bits it meets and takes the first expert without one; what stays keeps
+// its place in the queue.
 //
 // The use that an expert was loaded for does not set its bit. The hand passes pinned experts and leaves their bits
 // alone. A victim costs O(1) amortised: each expert the hand passes had a bit that some use paid for, or is pinned.
@@ -54,7 +54,7 @@ class Sieve final : public CandidatePolicy {
 };
 
 const PolicyRegistration registration(
-    "sieve", "a hand sweeps the queue from old to new and takes the first expert not used since it last passed; no argument",
+    "sieve", "a hand sweeps from old to new and takes the first expert not used since it last passed; no argument",
     [](const PolicyShape& shape, const std::string& argument) -> std::unique_ptr<Policy> {
         expect_no_argument("sieve", argument);
         return std::make_unique<Sieve>(shape);
