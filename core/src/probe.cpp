@@ -106,6 +106,7 @@ class Mapping {
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;
     char* base() const { return base_; }
+    uint64_t bytes() const { return bytes_; }
 
   private:
     char* base_ = nullptr;
@@ -222,6 +223,11 @@ ProbeTiming probe_mapping(const ProbeMapping& options, std::span<const ProbeRang
     }
     std::vector<MappedSlab> slabs;
     for (const auto& range : ranges) {
+        // A touch past the end would end the process.
+        const uint64_t end = round_up(mappings[range.file]->bytes(), kPage);
+        if (range.offset > end || range.bytes > end - range.offset) {
+            throw Error(ErrorKind::usage, "probe: a range past the end of " + options.files[range.file]);
+        }
         slabs.push_back({mappings[range.file]->base() + range.offset, files[range.file], -1, range.offset, range.bytes,
                          static_cast<uint32_t>(slabs.size())});
     }

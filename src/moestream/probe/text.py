@@ -85,9 +85,7 @@ def _page_cache(measured: dict[str, Any]) -> str:
     best = max(cells)
     cold = _per_s(measured.get("buffered", {}), "threads:1")
     text = f"warm {_per_s(measured['warm'], 'threads:1') or '?'} by one thread, best {format_bytes(best[0])}/s by "
-    text += f"{best[1]} thread{'' if best[1] == '1' else 's'}" + (
-        f", {best[2]} pieces a slab" if best[2] != "1" else ""
-    )
+    text += f"{_threads(int(best[1]))}" + (f", {best[2]} pieces a slab" if best[2] != "1" else "")
     order = _per_s(measured.get("sequential_warm", {}), "start")
     text += f", in file order {order}" if order else ""
     return text + (f"; cold through it {cold}" if cold else "")
@@ -159,12 +157,16 @@ def _memory(memory: dict[str, Any]) -> str:
     )
 
 
+def _threads(count: int) -> str:
+    return f"{count} thread{'' if count == 1 else 's'}"
+
+
 def _compute(found: dict[str, Any]) -> str:
     best = found["best"]
     if best is None:
         return f"not measured: {found['reason']}"
     time = best["s_per_token"]
-    text = f"{time * 1e3:.1f} ms a token with {best['threads']} threads ({1 / time:.1f} tok/s)"
+    text = f"{time * 1e3:.1f} ms a token with {_threads(best['threads'])} ({1 / time:.1f} tok/s)"
     if best["prefill_tok_per_s"] is not None:
         text += f", prompts {best['prefill_tok_per_s']:.0f} tok/s"
     others = [
