@@ -73,10 +73,10 @@ class Sample:
         sizes = [path.stat().st_size for path in self.files]
         number = sizes.index(max(sizes))
         whole = sizes[number] // PAGE * PAGE
-        block = min(SEQUENTIAL_BLOCK, whole)
-        first = max(0, int(share * (whole - length))) // PAGE * PAGE
+        block = min(SEQUENTIAL_BLOCK, whole, max(PAGE, length // PAGE * PAGE))
         count = max(1, min(length, whole) // block)
-        return [(number, first + i * block, block) for i in range(count) if first + (i + 1) * block <= whole]
+        first = int(share * (whole - count * block)) // PAGE * PAGE
+        return [(number, first + i * block, block) for i in range(count)]
 
     def warm_set(self, length: int) -> list[Range]:
         """The same ranges each time, in file order."""
