@@ -46,6 +46,7 @@ class Hybrid : public Warmer {
 
     Trouble warm(std::span<MappedSlab> slabs) override {
         for (auto& slab : slabs) {
+            slab.asked = 0;
             const int error = fetch_absent(slab);
             if (error != 0) return {error, slab};
             read_ += slab.asked;
