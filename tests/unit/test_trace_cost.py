@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moestream.lab.trace_cost import ARMS, FILE, PLAIN, ratio, report
+from moestream.lab.trace_cost import AGAIN, ARMS, FILE, PLAIN, ratio, report
 
 
 def records(rounds: int, sink_s: float = 0.0, slower: float = 1.0) -> list[dict[str, Any]]:
@@ -42,6 +42,16 @@ def test_the_verdict(sink_s: float, slower: float, within: bool) -> None:
     assert ("within 2%" in text) is within
     assert f"| {PLAIN} | 110.0 | 1 | 1 | 0.00% |" in text
     assert "10 bytes a step" in text
+
+
+def test_what_equal_runs_differ_by_is_no_cost() -> None:
+    found = records(3, slower=1.1)
+    for record in found:
+        if record["arm"] == AGAIN:
+            record["token_s"] = [1.2 * seconds for seconds in record["token_s"]]
+    text, valid = report(found)
+    assert valid
+    assert "Equal runs differ by up to 20.0%" in text
 
 
 def test_other_tokens_are_other_work() -> None:
