@@ -155,12 +155,13 @@ def model_sample(model: Model, seed: int = 0) -> Sample:
 @contextlib.contextmanager
 def directory_sample(
     directory: Path,
-    length: int = FILE_BYTES,
+    length: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     seed: int = 0,
 ) -> Iterator[Sample]:
-    """A file of ``length`` bytes in a directory, without a name: it is gone with the block, however that ends.
+    """A file of ``length`` bytes (``FILE_BYTES`` when None) in a directory, without a name: it is gone with the block, however that ends.
     Raises RefusedError where there is no room, or no disk under the directory."""
+    length = FILE_BYTES if length is None else length
     if not directory.is_dir():
         raise RefusedError(f"--dir {directory}: there is no such directory")
     mount = Box().filesystem(directory)
