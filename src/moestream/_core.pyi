@@ -3,7 +3,7 @@ moestream's core: stores, readers, policies and the hook that llama.cpp calls.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy
 from numpy.typing import NDArray

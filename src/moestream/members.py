@@ -124,7 +124,7 @@ POLICIES = {
         HERE,
         Argument("half-life in tokens", 16, 1, 10**6),
     ),
-    "lfu-adapt": Member("decayed use counts whose half-life follows the text", HERE),
+    "lfu-adapt": Member("decayed use counts over several half-lives, and what followed like moments", HERE),
     "sieve": Member("a queue with visited bits and a moving hand", CACHES),
     "s3fifo": Member("three queues: small, main and ghost", CACHES),
     "pinned": Member(

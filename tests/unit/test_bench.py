@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from moestream.box.page_cache import cached_bytes, drop, fill
 from moestream.lab import bench_figures as figures
 from moestream.lab.bench import left_out, todo
 from moestream.lab.bench_arms import PROMPTS, Arm, arms
 from moestream.lab.bench_table import Results, report, verdicts
-from moestream.box.page_cache import cached_bytes, drop, fill
 from moestream.lab.runs import Setup, command
 from moestream.model import Model
 

@@ -1,0 +1,60 @@
+"""``moestream mechanisms``: nothing listed that the core does not have, and a box that lacks something says what."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moestream import _core
+from moestream.box import abilities
+from moestream.cli import mechanisms
+from moestream.members import BACKGROUND, FAMILIES, POLICIES, PREDICTORS, QUEUE, STORES, WARMERS
+
+
+def test_the_words_are_the_cores() -> None:
+    """Replay's ``null`` reader is the one member that no mechanism names."""
+    assert set(_core.store_members()) == set(STORES)
+    assert set(_core.reader_members()) - {"null"} == set(QUEUE)
+    assert set(_core.warmer_members()) == set(WARMERS)
+    assert set(_core.policy_members()) == set(POLICIES)
+    assert set(_core.predictor_members()) == set(PREDICTORS)
+
+
+def test_every_need_can_be_tried(tmp_path: Path) -> None:
+    tests = abilities.tests(tmp_path)
+    needs = {need for members in FAMILIES.values() for member in members.values() for need in member.needs}
+    assert needs <= set(tests)
+    for name in needs:
+        reason = tests[name]()
+        assert "\n" not in reason
+        assert isinstance(reason, str)
+
+
+def test_a_lacking_box_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(abilities, "io_uring", lambda: "io_uring is refused: allow it")
+    listed = mechanisms.describe(tmp_path)
+    rows = {row["name"]: row for family in FAMILIES for row in listed[family]}
+    assert rows["uring:NxS"]["here"] is False
+    assert rows["uring:NxS"]["why_not"] == ["io_uring is refused: allow it"]
+    assert rows["threads:NxS"]["here"] is True
+    assert rows["background:N"]["does"].endswith(f"default {BACKGROUND['background'].argument.default}")
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_table_names_every_member(width: int, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "moestream", "mechanisms", "--dir", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env={"COLUMNS": str(width)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= width
+    first = {line.split()[0].partition(":")[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert {name for members in FAMILIES.values() for name in members} <= first
+
+
+def test_json_is_one_object(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "moestream", "mechanisms", "--json", "--dir", str(tmp_path)]
+    listed = json.loads(subprocess.run(words, capture_output=True, timeout=60).stdout)
+    assert set(listed) == {*FAMILIES, "replay only"}
