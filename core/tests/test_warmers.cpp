@@ -22,7 +22,8 @@ constexpr uint64_t kSlab = 100'000;  // neither begins nor ends with a page
 
 class MappedFile {
   public:
-    MappedFile() : file_(kFile), base_(static_cast<char*>(mmap(nullptr, kFile, PROT_READ, MAP_SHARED, file_.buffered(), 0))) {
+    MappedFile() : file_(kFile) {
+        base_ = static_cast<char*>(mmap(nullptr, kFile, PROT_READ, MAP_SHARED, file_.buffered(), 0));
         if (base_ == MAP_FAILED) std::abort();
         madvise(base_, kFile, MADV_RANDOM);  // no read-ahead of the kernel's own: what comes was asked for
         posix_fadvise(file_.buffered(), 0, 0, POSIX_FADV_RANDOM);
@@ -67,12 +68,14 @@ class MappedFile {
         return (slab.offset + slab.bytes + kPage - 1) / kPage - slab.offset / kPage;
     }
     bool there(const MappedSlab& slab) const { return resident(slab.offset, slab.offset + slab.bytes) == pages(slab); }
-    bool right(const MappedSlab& slab) const { return is_pattern(reinterpret_cast<uint8_t*>(slab.address), slab.offset, slab.bytes); }
+    bool right(const MappedSlab& slab) const {
+        return is_pattern(reinterpret_cast<uint8_t*>(slab.address), slab.offset, slab.bytes);
+    }
     const PatternFile& file() const { return file_; }
 
   private:
     PatternFile file_;
-    char* base_;
+    char* base_ = nullptr;
 };
 
 WarmerOptions options() { return {kPage, false, 0, 64, [](const std::string&) {}}; }
@@ -352,8 +355,8 @@ void test_refusals() {
 int main() {
     for (const char* text :
          {"willneed", "readahead", "fadvise", "pread", "pread:3x4", "pread+willneed", "pread+willneed:2x2", "memcpy",
-          "memcpy:2x3", "hybrid", "hybrid:mincore", "hybrid:cachestat", "willneed+background:2", "pread:2x2+background:3",
-          "memcpy+background:1", "hybrid:cachestat+background:2"}) {
+          "memcpy:2x3", "hybrid", "hybrid:mincore", "hybrid:cachestat", "willneed+background:2",
+          "pread:2x2+background:3", "memcpy+background:1", "hybrid:cachestat+background:2"}) {
         test_what_is_asked_for_comes(text);
     }
     test_pieces_are_counted();

@@ -14,6 +14,7 @@ import moestream
 from answers import answer, prompt_tokens
 from conftest import load, same_answer
 from moestream.box import abilities
+from moestream.trace import TraceBuilder
 
 #: Three steps of 64 and some of decoding.
 PROMPT_TOKENS = 150
@@ -138,3 +139,24 @@ def test_a_file_that_shrinks_is_a_read_error(reader: str, copy: Path, stock) -> 
         assert "\n" not in text
         copy.write_bytes(whole)
         same_answer(llama, stock, 7)
+
+
+@pytest.mark.parametrize(
+    ("reader", "kind"), [("pread:2", 0), ("hybrid", 0), ("willneed", 2), ("pread+background:1", 2)]
+)
+def test_what_a_trace_says_of_a_mapped_store(reader: str, kind: int, tiny) -> None:
+    builder = TraceBuilder()
+    with load(tiny("olmoe"), f"mapped+{reader}+previous:2", trace=builder) as llama:
+        answer(llama, prompt_tokens(PROMPT_TOKENS, llama.n_vocab()), 12)
+    trace = builder.build()
+    assert int(trace.slabs.bytes.sum()) == int(trace.steps["bytes_read"].sum())
+    assert set(trace.slabs.kind.tolist()) <= {
+        kind,
+        1,
+    }  # demand where it is waited for, else advised; speculative
+    waited_for = trace.slabs.kind == 0
+    assert (trace.slabs.ready_ns[waited_for] >= trace.slabs.issued_ns[waited_for]).all()
+    assert (trace.slabs.ready_ns[trace.slabs.kind == 2] == 0).all()
+    if reader != "hybrid":  # which finds all of it in memory
+        assert (trace.slabs.kind == kind).any()
+        assert (trace.slabs.kind == 1).any()

@@ -1,9 +1,9 @@
 // How the `mapped` store asks the kernel for routed slabs before a matmul touches them. A member is one file with one
 // registry line.
 //
-// Who calls what: `open` for each shard; `warm` once a route with its slabs in the order the matmuls need them, and for slabs that may be
-// wanted soon; `done` for each of them once its matmuls are over; `settle` after a failure was reported. All by the
-// thread that decodes; `counts` too.
+// Who calls what: `open` for each shard; `warm` once a route with its slabs in the order the matmuls need them, and for
+// slabs that may be wanted soon; `done` for each of them once its matmuls are over; `settle` after a failure was
+// reported. All by the thread that decodes; `counts` too.
 #pragma once
 #include <atomic>
 #include <cstdint>
