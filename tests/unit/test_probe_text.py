@@ -48,6 +48,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "layout": [{"extents": 28, "runs": 3, "run_bytes": 1.16e8}],
         "read_ahead_kb": 8192,
         "random_bytes_per_s": 2e9,
+        "not_measured": {},
     }
     found: dict[str, Any] = {
         "disk_bytes_per_s": 2e9,
@@ -144,6 +145,11 @@ def test_each_doubt_has_its_threshold_and_its_remedy() -> None:
     assert "own it, or copy it" in doubts(document(disk={"cold_checked": False}))[0]
     drifting = {"uring:8": rate(2e9, spread=0.51)}
     assert "random reads moved by 51% between rounds" in doubts(document(disk={"random": drifting}))[0]
+    unknown = {
+        "random_bytes_per_s": None,
+        "not_measured": {"random/uring:1": "9.0 MB stay in the page cache"},
+    }
+    assert doubts(document(disk=unknown))[0].endswith("not known: 9.0 MB stay in the page cache")
     made = document()
     made["compute"]["by_threads"]["2"]["s_per_token"]["spread"] = 1.01
     assert "a token's time moved by 101%" in doubts(made)[0]

@@ -147,6 +147,9 @@ def doubts(document: dict[str, Any]) -> list[str]:
         found.append(
             "the file is another user's: the kernel does not say whether it was cold; own it, or copy it"
         )
+    if measured["random_bytes_per_s"] is None and measured["not_measured"]:
+        reason = next(iter(measured["not_measured"].values()))
+        found.append(f"no cold read could be measured, so the disk's rate is not known: {reason}")
     top = measured.get("knee", {}).get("uring") or measured.get("knee", {}).get("threads")
     rates = measured.get("random", {})
     name = "uring" if measured.get("knee", {}).get("uring") else "threads"

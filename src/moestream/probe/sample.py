@@ -159,8 +159,8 @@ def directory_sample(
     progress: Callable[[int, int], None] | None = None,
     seed: int = 0,
 ) -> Iterator[Sample]:
-    """A file of ``length`` bytes (``FILE_BYTES`` when None) in a directory, without a name: it is gone with the block, however that ends.
-    Raises RefusedError where there is no room, or no disk under the directory."""
+    """A file of ``length`` bytes (``FILE_BYTES`` when None) in a directory, without a name: it is gone with the
+    block, however that ends. Raises RefusedError where there is no room, or no disk under the directory."""
     length = FILE_BYTES if length is None else length
     if not directory.is_dir():
         raise RefusedError(f"--dir {directory}: there is no such directory")
