@@ -69,7 +69,7 @@ def test_the_best_count_is_that_of_the_shortest_median(model: Model, cpus: Calla
     cpus(2)
     worker = Worker(
         {
-            2: (0, answer([0.5, 0.2, 0.3], [(128, 1.0), (128, 2.0)]), ""),
+            2: (0, answer([0.5, 0.2, 0.3], [(16, 0.5), (128, 1.0), (128, 2.0)]), ""),
             1: (0, answer([0.25, 0.25], [(64, 1.0)]), ""),
         }
     )

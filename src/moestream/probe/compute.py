@@ -40,7 +40,7 @@ class ComputeScope:
 
 
 FULL = ComputeScope(True, 48, 4.0, 70.0)
-QUICK = ComputeScope(False, 16, 1.0, 9.0)
+QUICK = ComputeScope(False, 16, 1.0, 12.0)
 
 
 def thread_counts(cpus: int, every: bool) -> list[int]:
@@ -169,11 +169,13 @@ def _row(out: str) -> dict[str, Any] | None:
     for line in reversed(out.splitlines()):
         with contextlib.suppress(ValueError):
             found = json.loads(line)
-            prefill = [tokens / seconds for tokens, seconds in found["prefill"]]
+            # Short prompts share less of the reading of weights: only the longest are alike.
+            longest = max((tokens for tokens, _ in found["prefill"]), default=None)
+            prefill = [tokens / seconds for tokens, seconds in found["prefill"] if tokens == longest]
             return {
                 "s_per_token": spread(found["decode_s"]),
                 "prefill_tok_per_s": statistics.median(prefill) if prefill else None,
-                "prefill_tokens": found["prefill"][0][0] if prefill else None,
+                "prefill_tokens": longest,
                 "load_s": found["load_s"],
             }
     return None

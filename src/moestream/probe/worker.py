@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +20,8 @@ from moestream.errors import MoestreamError
 CTX = 512
 #: Most tokens of the prompt that is timed.
 PROMPT = 128
-PROMPTS = 2
+SHORT_PROMPT = 16
+PROMPTS = 3
 #: Decoding that is not timed: the first tokens find caches and frequencies as they were.
 WARM_UP = 3
 
@@ -47,14 +47,16 @@ def measure(path: Path, threads: int, tokens: int, seconds: float) -> Iterator[d
         llama.eval(words[:4])
         found["decode_s"] = _decode(llama, words, tokens, seconds)
         yield found
-        # A prompt's token takes at most what a decoded one takes: so long a prompt ends in time.
-        count = max(8, min(PROMPT, int(seconds / max(statistics.median(found["decode_s"]), 1e-9))))
+        # The first prompt is short: it says how long one may be to end in time.
+        count = SHORT_PROMPT
         for _ in range(PROMPTS):
             llama.reset()
             begun = time.perf_counter()
             llama.eval(words[:count])
-            found["prefill"].append((count, time.perf_counter() - begun))
+            took = time.perf_counter() - begun
+            found["prefill"].append((count, took))
             yield found
+            count = max(SHORT_PROMPT, min(PROMPT, int(SHORT_PROMPT / found["prefill"][0][1] * seconds)))
 
 
 def _decode(llama: Llama, words: list[int], tokens: int, seconds: float) -> list[float]:
