@@ -53,6 +53,7 @@ def document(**changes: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "disk_bytes_per_s": 2e9,
         "compute_s_per_token": 0.04,
+        "load_average": 1.0,
         "box": {"device": "/dev/vda", "fs": "ext4", "cpus": 2, "ram_bytes": 16e9, "kernel": "6.1"},
         "model": {"name": "toy", "bytes": 3.2e9, "demand_bytes_per_token": 400_000_000},
         "counters": {"follows": ["process"], "source": "process"},
@@ -150,6 +151,7 @@ def test_each_doubt_has_its_threshold_and_its_remedy() -> None:
         "not_measured": {"random/uring:1": "9.0 MB stay in the page cache"},
     }
     assert doubts(document(disk=unknown))[0].endswith("not known: 9.0 MB stay in the page cache")
+    assert "load 1.1 on 2 CPUs" in doubts(document(load_average=1.1))[0]
     made = document()
     made["compute"]["by_threads"]["2"]["s_per_token"]["spread"] = 1.01
     assert "a token's time moved by 101%" in doubts(made)[0]

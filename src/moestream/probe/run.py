@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,8 @@ from moestream.version import __version__
 
 #: Of a whole probe but its start and end, in seconds; a part that comes late gets what is left. The second: ``quick``.
 TOTAL_S, QUICK_S = 165.0, 16.5
+#: More than this of the processors taken by others before the probe began, by the load average.
+BUSY = 0.5
 #: What a part gets, however late it is.
 _LEAST_S = 4.0
 #: A rate that moved by more than this between the rounds is not one to plan with.
@@ -56,6 +59,7 @@ def run_probe(
             "compute_s_per_token": None,
             "identity": identity(place, model),
             "box": Box().describe(place),
+            "load_average": os.getloadavg()[0],
             "model": _model(model),
         }
         device = find_device(place)
@@ -158,6 +162,12 @@ def doubts(document: dict[str, Any]) -> list[str]:
         found.append(
             f"random reads moved by {at['bytes_per_s']['spread']:.0%} between rounds: something else uses the disk; "
             "probe again when it is quiet"
+        )
+    load, cpus = document["load_average"], document["box"]["cpus"]
+    if load > BUSY * cpus:
+        found.append(
+            f"other processes kept the box busy (load {load:.1f} on {cpus} CPUs): it can do more than this; "
+            "probe again when they are done"
         )
     best = document["compute"].get("best")
     if best is not None:
