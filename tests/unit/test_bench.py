@@ -16,6 +16,8 @@ from moestream.lab.bench import left_out, todo
 from moestream.lab.bench_arms import PROMPTS, Arm, arms
 from moestream.lab.bench_table import Results, report, verdicts
 from moestream.lab.runs import Setup, command
+from moestream.lab.validity import judge, judge_all
+from moestream.mechanism import Mechanism
 from moestream.model import Model
 
 ARMS = arms(small=1_000, large=2_000, everything=9_000, smallest=300, stock_tokens=4)
@@ -35,20 +37,24 @@ def record(
         "step_ms": [ms] * steps,
         "hits": 4 * steps * streams,
         "misses": 4 * steps * streams,
-        "bytes_read": 10_000_000 * steps * streams,
+        "bytes_read": 10_000_000 * steps * (streams or arm == "willneed-small"),
         "read_bytes_os": 20_000_000 * steps * chosen.is_stock,
         "stall_s": 0.3 * seconds,
         "compute_s": 0.6 * seconds,
         "memory_work_s": 0.1 * seconds,
     }
     effective = (
-        "resident" if arm == "resident-free" else "arena" if chosen.label == "default" else chosen.label
+        "resident"
+        if arm == "resident-free"
+        else "stock"
+        if chosen.is_stock
+        else str(Mechanism.parse(chosen.mechanism or "arena"))
     )
     anon = (chosen.cap_bytes or 1_000) * 8 // 10
     budget = {"dense_bytes": 80, "boundary_bytes": 20, "other_bytes": 50_000_000, "margin_bytes": 20_000_000}
     document = {
         "box": {"cpus": 2, "ram_bytes": 8_000_000_000, "kernel": "6.1", "fs": "ext4"},
-        "mechanism": {"effective": effective},
+        "mechanism": {"effective": effective, "fallbacks": []},
         "decode": phase,
         "cpu_s": {"decode": 0.1 * steps},
         "load": {"bytes_read": 100, "read_bytes_os": 103},
@@ -134,31 +140,35 @@ def test_the_floor_is_the_slower_of_compute_and_disk(compute_s: float, floor: fl
     assert figures.floor_s(record("arena-small"), compute_s, 1e9) == pytest.approx(floor)
 
 
-def test_no_doubts_about_good_runs() -> None:
-    assert (
-        figures.doubts([record("stock-small", tokens=4), record("arena-small"), record("stock-free")]) == []
-    )
+def test_good_runs_are_valid() -> None:
+    runs = judge_all([record("stock-small", tokens=4), record("arena-small"), record("stock-free")])
+    assert [run["invalid"] for run in runs] == [[], [], []]
+    assert all(run["valid"] for run in runs)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"document": None, "returncode": 3, "error": "too little"}, "failed with code 3: too little"),
-        ({"oom_kills": 1}, "killed 1 process"),
-        ({"cached_bytes_before": 20_000_000}, "20 MB of the model cached"),
+        ({"document": None, "returncode": 3, "error": "too little"}, "failed: exit code 3: too little"),
+        ({"oom_kills": 1}, "lost cap: the kernel killed 1 process"),
+        ({"cached_bytes_before": 20_000_000}, "not cold: 20 MB of the model were cached"),
     ],
 )
-def test_doubts_about_one_run(changes: dict[str, Any], says: str) -> None:
-    (doubt,) = figures.doubts([record("arena-small", **changes)])
-    assert says in doubt.text
-    assert "arena-small on prose" in doubt.text
+def test_one_run_is_not_valid(changes: dict[str, Any], says: str) -> None:
+    (reason,) = judge(record("arena-small", **changes))
+    assert says in reason
 
 
 def test_an_uncapped_run_may_begin_warm() -> None:
-    assert figures.doubts([record("stock-free", cached_bytes_before=10**9)]) == []
+    assert judge(record("stock-free", cached_bytes_before=10**9)) == []
 
 
-def test_other_tokens_are_a_doubt_within_the_common_length_of_one_prompt() -> None:
+def invalid(*records: dict[str, Any]) -> list[int]:
+    """How many reasons each run has not to count."""
+    return [len(run["invalid"]) for run in judge_all(records)]
+
+
+def test_other_tokens_than_stocks_do_not_count_within_the_common_length_of_one_prompt() -> None:
     one, other, elsewhere = (
         record("stock-small", tokens=4),
         record("arena-small"),
@@ -166,18 +176,25 @@ def test_other_tokens_are_a_doubt_within_the_common_length_of_one_prompt() -> No
     )
     elsewhere["document"]["tokens"][0] = 99
     other["document"]["tokens"][5] = 99  # beyond what the first has
-    assert figures.other_tokens([one, other, elsewhere]) == []
+    assert invalid(one, other, elsewhere) == [0, 0, 0]
     other["document"]["tokens"][3] = 99
-    (doubt,) = figures.other_tokens([one, other, elsewhere])
-    assert "arena-small and stock-small differ" in doubt.text
+    assert invalid(other, one, elsewhere) == [1, 0, 0]
+    (reason,) = judge_all([other, one])[0]["invalid"]
+    assert reason == "other tokens: token 4 of prose differs from that of stock-small"
+
+
+def test_without_stock_the_tokens_of_most_arms_are_right() -> None:
+    odd, one, other = record("gate-small"), record("arena-small"), record("arena-large")
+    odd["document"]["tokens"][2] = 99
+    assert invalid(odd, one, other) == [1, 0, 0]
 
 
 def test_a_prompt_in_other_steps_is_compared_with_its_like_only() -> None:
     one, other = record("arena-small"), record("arena-smallest")
     other["document"]["tokens"][0] = 99
-    assert len(figures.other_tokens([one, other])) == 1
+    assert invalid(one, other) == [0, 1]
     other["document"]["n_batch"] = 8
-    assert figures.other_tokens([one, other]) == []
+    assert invalid(one, other) == [0, 0]
 
 
 def complete(**ms: float) -> list[dict[str, Any]]:
@@ -186,7 +203,7 @@ def complete(**ms: float) -> list[dict[str, Any]]:
         record(arm.key, prompt, ms=ms.get(arm.key.replace("-", "_"), 100.0), tokens=arm.tokens or 10)
         for prompt in ("prose", "code")
         for arm in ARMS
-        if prompt in arm.prompts
+        if arm.prompts is None or prompt in arm.prompts
     ]
 
 

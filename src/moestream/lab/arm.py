@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from moestream.report import Generated
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process with the thread that started it: a benchmark that is killed leaves no run that
+    would disturb the next one. Where there is no prctl it goes on."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

@@ -55,7 +55,7 @@ def todo(all_arms: list[Arm], prompts: list[str]) -> list[tuple[str, Arm]]:
     """Every (prompt, arm) in the order it runs."""
     order = []
     for number, prompt in enumerate(prompts):
-        mine = [arm for arm in all_arms if prompt in arm.prompts]
+        mine = [arm for arm in all_arms if arm.prompts is None or prompt in arm.prompts]
         order += [(prompt, arm) for arm in (mine[::-1] if number % 2 else mine)]
     return order
 

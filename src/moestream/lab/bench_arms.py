@@ -1,8 +1,13 @@
-"""What the benchmark runs: prompts of three kinds, and the arms each of them is given to. Values only."""
+"""What a benchmark runs: prompts of three kinds or the user's own, and the arms each of them is given to."""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
+from pathlib import Path
+
+from moestream.errors import RefusedError
 
 STOCK = "stock"
 
@@ -30,11 +35,50 @@ PROMPTS = {
 }
 
 
+#: One prompt says what is special about its text.
+FEWEST_PROMPTS = 3
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_BETWEEN = re.compile(r"^---[ \t]*$", re.MULTILINE)
+
+
+def read_prompts(path: Path) -> dict[str, str]:
+    """The prompts of a file by name: a JSON object of names and texts, or plain texts with a line of ``---`` between
+    them, which are numbered. Raises RefusedError for anything else, and for fewer than three."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise RefusedError(f"--prompts {path}: {why}: name a text file of prompts") from None
+    if path.suffix == ".json":
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise RefusedError(f"--prompts {path}: no JSON: {error}") from None
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise RefusedError(f"--prompts {path}: write one object of names and texts")
+    else:
+        pieces = [piece.strip("\n") for piece in _BETWEEN.split(text)]
+        found = {str(number): piece for number, piece in enumerate(pieces, 1) if piece.strip()}
+    for name, prompt in found.items():
+        if not _NAME.fullmatch(name):
+            raise RefusedError(
+                f"--prompts {path}: {name[:50]!r} names a file later: use letters, digits, . _ - only"
+            )
+        if not prompt.strip() or "\0" in prompt:
+            raise RefusedError(f"--prompts {path}: prompt {name} is empty or holds a zero byte")
+    if len(found) < FEWEST_PROMPTS:
+        raise RefusedError(
+            f"--prompts {path}: {len(found)} prompts, at least {FEWEST_PROMPTS} are needed (a line of --- between two)"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class Arm:
     """One row of the table. ``cap_bytes``: the cgroup's limit and what the engine is told, None for no cap.
     ``mechanism``: its text, ``stock`` for plain llama.cpp, None for the default. ``ram_bytes``: what the engine
-    is told without a cgroup. ``warm``: the file is in the page cache before. ``tokens``: its own number."""
+    is told without a cgroup. ``warm``: the file is in the page cache before. ``tokens``: its own number.
+    ``prompts``: the names of those it is given, None for all. ``lever``: what it adds to the arm before it."""
 
     key: str
     cap_bytes: int | None
@@ -42,7 +86,12 @@ class Arm:
     ram_bytes: int | None = None
     warm: bool = False
     tokens: int | None = None
-    prompts: tuple[str, ...] = tuple(PROMPTS)
+    prompts: tuple[str, ...] | None = None
+    lever: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "stock" if self.is_stock else "engine"
 
     @property
     def is_stock(self) -> bool:

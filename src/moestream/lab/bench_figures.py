@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Record = dict[str, Any]
@@ -107,52 +106,3 @@ def held_bytes(record: Record) -> float:
 def median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """Why a run, or a comparison, cannot be trusted, and what to do."""
-
-    text: str
-
-
-def doubts(records: Sequence[Record], allowed_cached_share: float = 0.01) -> list[Doubt]:
-    """Everything that makes the table invalid: failures, OOM kills, warm caches under a cap, other tokens."""
-    found = []
-    for record in records:
-        name = f"{record['arm']} on {record['prompt']}"
-        if record["document"] is None:
-            found.append(Doubt(f"{name} failed with code {record['returncode']}: {record['error'][-200:]}"))
-        if record["oom_kills"]:
-            found.append(Doubt(f"{name}: the kernel killed {record['oom_kills']} process for memory"))
-        cached = record["cached_bytes_before"]
-        if (
-            record["cap_bytes"] is not None
-            and (cached or 0) > allowed_cached_share * record["model"]["bytes"]
-        ):
-            found.append(
-                Doubt(
-                    f"{name} began with {cached / 1e6:.0f} MB of the model cached: end what else has it mapped"
-                )
-            )
-    return found + other_tokens(records)
-
-
-def other_tokens(records: Sequence[Record]) -> list[Doubt]:
-    """Arms of one prompt whose tokens differ within their common length. A prompt that was cut into other steps
-    is another computation (float sums in another order) and is compared with its like only."""
-    first: dict[tuple[str, int], Record] = {}
-    found = []
-    for record in records:
-        document = record["document"]
-        if document is None:
-            continue
-        step = min(document["n_batch"], document["prompt_tokens"])
-        reference = first.setdefault((record["prompt"], step), record)
-        ours, theirs = document["tokens"], reference["document"]["tokens"]
-        common = min(len(ours), len(theirs))
-        if ours[:common] != theirs[:common]:
-            found.append(
-                Doubt(f"{record['arm']} and {reference['arm']} differ in their tokens on {record['prompt']}")
-            )
-    return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from moestream.lab import bench_figures as figures
 from moestream.lab.bench_arms import Arm
 from moestream.lab.bench_figures import Figure, Record, median
+from moestream.lab.validity import judge_all
 
 STOCK_RATIO = 15.0
 WILLNEED_RATIO = 1.4
@@ -83,15 +84,20 @@ class Verdict:
 
 def report(arms: Sequence[Arm], records: Sequence[Record]) -> tuple[str, bool]:
     """The report as markdown, and whether every run in it is valid."""
-    results = Results(records)
-    doubts = figures.doubts(records)
+    judged = judge_all(records)
+    results = Results([record for record in judged if record["valid"]])
+    doubts = [
+        f"{record['arm']} on {record['prompt']}: {reason}"
+        for record in judged
+        for reason in record["invalid"]
+    ]
     lines = [*_heading(results), "", *table(arms, results), ""]
     for verdict in verdicts(results):
         mark = {True: "met", False: "NOT MET", None: "not measured"}[verdict.met]
         lines.append(f"- {mark}: {verdict.text}: {verdict.measured}")
     lines.append("")
     if doubts:
-        lines += ["**INVALID**, do not quote:", "", *(f"- {doubt.text}" for doubt in doubts)]
+        lines += ["**INVALID**, do not quote:", "", *(f"- {doubt}" for doubt in doubts)]
     elif results.records:
         lines.append("Tokens are identical in all arms for their common length; every capped run began cold.")
     return "\n".join(lines) + "\n", not doubts and bool(results.records)

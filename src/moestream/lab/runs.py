@@ -10,20 +10,29 @@ import contextlib
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from moestream.box import Cage, disk_rate
+from moestream.box import Box, Cage, disk_rate
 from moestream.box.page_cache import cached_bytes, drop, fill
 from moestream.lab.bench_arms import PROMPTS, Arm
+from moestream.lab.bench_watch import between, snapshot
+from moestream.lab.validity import judge_all
 from moestream.model import Model
+
+#: Of a record; docs/formats/runs.md says what it holds.
+SCHEMA = 1
+RUNS = "runs.jsonl"
 
 #: A run that takes longer is stuck: the slowest one known takes ten minutes.
 TIMEOUT_S = 3600.0
@@ -34,7 +43,7 @@ _SAMPLE_S = 0.1
 @dataclass(frozen=True)
 class Setup:
     """What all runs of one benchmark share. ``batch``: most tokens of a prompt in one step, for every arm.
-    ``trace``: each run of the engine leaves a trace beside its record."""
+    ``trace``: each run of the engine leaves a trace beside its record. ``prompts``: texts by name."""
 
     model: Model
     threads: int
@@ -44,6 +53,22 @@ class Setup:
     caged: bool
     out: Path
     trace: bool = False
+    prompts: Mapping[str, str] = field(default_factory=lambda: PROMPTS)
+
+
+class Executor(Protocol):
+    """How a run is really made; a test's own makes none."""
+
+    def clock(self) -> float:
+        """Seconds from any moment on."""
+
+    def prepare(self, setup: Setup, arm: Arm) -> dict[str, Any]:
+        """Bring the page cache into the arm's state: ``cached_bytes_before`` (None: not known) and
+        ``disk_bytes_per_s`` (None: could not be measured)."""
+
+    def execute(self, setup: Setup, arm: Arm, words: list[str]) -> dict[str, Any]:
+        """Start the process and wait for its end: ``returncode``, ``error``, ``cage_peak_bytes``,
+        ``cage_anon_peak_bytes``, ``oom_kills`` and ``conditions``."""
 
 
 def provenance(setup: Setup) -> dict[str, Any]:
@@ -64,35 +89,73 @@ def provenance(setup: Setup) -> dict[str, Any]:
     }
 
 
-def run_arm(setup: Setup, arm: Arm, prompt: str) -> dict[str, Any]:
-    """One run of ``arm`` on the prompt of that name; its record, already appended."""
+def run_arm(
+    setup: Setup,
+    arm: Arm,
+    prompt: str,
+    *,
+    round: int = 0,
+    position: int = 0,
+    again: bool = False,
+    experiment: str | None = None,
+    earlier: Sequence[dict[str, Any]] = (),
+    executor: Executor | None = None,
+) -> dict[str, Any]:
+    """One run of ``arm`` on the prompt of that name; its record, already appended (docs/formats/runs.md).
+
+    ``earlier``: the benchmark's records so far, which this one's tokens are compared with."""
+    executor = executor or Processes()
     record = {
+        "schema": SCHEMA,
         **provenance(setup),
+        "experiment": experiment,
         "arm": arm.key,
+        "kind": arm.kind,
         "asked": arm.label,
+        "round": round,
+        "position": position,
+        "again": again,
         "cap_bytes": arm.cap_bytes,
         "caged": arm.cap_bytes is not None and setup.caged,
+        "warm": arm.warm,
         "prompt": prompt,
         "threads": setup.threads,
         "ctx": setup.ctx,
         "batch": setup.batch,
         "tokens": arm.tokens or setup.tokens,
-        "cached_bytes_before": _prepare(setup, arm),
-        "disk_bytes_per_s": _disk(setup),
+        **executor.prepare(setup, arm),
     }
-    started = time.monotonic()
+    started = executor.clock()
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "document.json"
-        words = command(setup, arm, PROMPTS[prompt], result)
+        words = command(setup, arm, setup.prompts[prompt], result)
         if setup.trace and not arm.is_stock:
-            record["trace"] = f"{arm.key}-{prompt}.parquet"
+            record["trace"] = _trace_name(arm, prompt, round, position)
             words += ["--trace", str(setup.out / record["trace"])]
-        record |= _execute(setup, arm, words)
+        record |= executor.execute(setup, arm, words)
         record["document"] = _shareable(json.loads(result.read_text())) if result.exists() else None
-    record["seconds"] = round(time.monotonic() - started, 1)
-    with (setup.out / "runs.jsonl").open("a") as file:
+    record["seconds"] = _tenths(executor.clock() - started)
+    record["box"] = (record["document"] or {}).get("box")
+    judged = judge_all([*earlier, record])[-1]
+    append(setup.out / RUNS, judged)
+    return judged
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Add a record's line to a file of them and have it on the disk: what is killed later cannot lose it."""
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
-    return record
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _tenths(seconds: float) -> float:
+    return float(f"{seconds:.1f}")
+
+
+def _trace_name(arm: Arm, prompt: str, round: int, position: int) -> str:
+    """A name of its own for each run's trace, whatever its arm is called."""
+    return f"{re.sub(r'[^A-Za-z0-9.-]+', '_', arm.key)[:80]}-{prompt}-{round}.{position}.parquet"
 
 
 def _shareable(document: dict[str, Any]) -> dict[str, Any]:
@@ -116,40 +179,47 @@ def command(setup: Setup, arm: Arm, text: str, result: Path) -> list[str]:
     return words
 
 
-def _prepare(setup: Setup, arm: Arm) -> int | None:
-    """Bytes of the model in the page cache when the run begins; None when that is not known."""
-    paths = list(setup.model.paths)
-    drop(paths)
-    if arm.warm:
-        fill(paths)
-    return cached_bytes(paths)
+class Processes:
+    """The executor that measures: a fresh process a run, in a memory cgroup where it has a cap."""
 
+    def clock(self) -> float:
+        return time.monotonic()
 
-def _disk(setup: Setup) -> float | None:
-    """The disk's rate now, past the page cache where that can be: it drifts by the minute."""
-    rate = disk_rate(setup.model.paths[0], _RATE_S, max_age_s=0)
-    return rate.bytes_per_s if rate is not None else None
-
-
-def _execute(setup: Setup, arm: Arm, words: list[str]) -> dict[str, Any]:
-    """How the process ended and what its cage says of it."""
-    caged = arm.cap_bytes is not None and setup.caged
-    with (
-        Cage(arm.cap_bytes or 0) if caged else contextlib.nullcontext() as cage,
-        tempfile.TemporaryFile() as errors,
-    ):
-        start = cage.popen if cage is not None else subprocess.Popen
-        process = start(words, stdout=subprocess.DEVNULL, stderr=errors)
-        anon = _watch(process, cage)
-        errors.seek(0)
-        said = errors.read().decode("utf-8", "replace").strip()[-2000:]
+    def prepare(self, setup: Setup, arm: Arm) -> dict[str, Any]:
+        paths = list(setup.model.paths)
+        drop(paths)
+        if arm.warm:
+            fill(paths)
+        # The disk's rate is taken now, past the page cache where that can be: it drifts by the minute.
+        rate = disk_rate(paths[0], _RATE_S, max_age_s=0)
         return {
-            "returncode": process.returncode,
-            "error": said if process.returncode != 0 else "",
-            "cage_peak_bytes": cage.peak_bytes() if cage is not None else None,
-            "cage_anon_peak_bytes": anon,
-            "oom_kills": cage.oom_kills() if cage is not None else None,
+            "cached_bytes_before": cached_bytes(paths),
+            "disk_bytes_per_s": rate.bytes_per_s if rate is not None else None,
         }
+
+    def execute(self, setup: Setup, arm: Arm, words: list[str]) -> dict[str, Any]:
+        mount = Box().filesystem(setup.model.paths[0])
+        device = mount.device if mount is not None else ""
+        caged = arm.cap_bytes is not None and setup.caged
+        with (
+            Cage(arm.cap_bytes or 0) if caged else contextlib.nullcontext() as cage,
+            tempfile.TemporaryFile() as errors,
+        ):
+            start = cage.popen if cage is not None else subprocess.Popen
+            before = snapshot(device)
+            process = start(words, stdout=subprocess.DEVNULL, stderr=errors)
+            anon = _watch(process, cage)
+            conditions = between(before, snapshot(device))
+            errors.seek(0)
+            said = errors.read().decode("utf-8", "replace").strip()[-2000:]
+            return {
+                "returncode": process.returncode,
+                "error": said if process.returncode != 0 else "",
+                "cage_peak_bytes": cage.peak_bytes() if cage is not None else None,
+                "cage_anon_peak_bytes": anon,
+                "oom_kills": cage.oom_kills() if cage is not None else None,
+                "conditions": conditions,
+            }
 
 
 def _watch(process: subprocess.Popen[bytes], cage: Cage | None) -> int | None:

@@ -16,7 +16,7 @@ import llama_cpp
 
 from moestream.binding import wrapped_defaults
 from moestream.box import Box, peak_rss_bytes, process_io, process_memory
-from moestream.lab.arm import arguments, generate
+from moestream.lab.arm import arguments, die_with_parent, generate
 from moestream.recorder import NO_COUNTERS, Recorder
 from moestream.report import Generated, split_steps, write_json
 from moestream.stats import phase_summary
@@ -73,6 +73,7 @@ def document(
 
 def main() -> int:
     options = arguments("One run of plain llama.cpp for the lab.").parse_args()
+    die_with_parent()
     read, begun, cpu = process_io().get("read_bytes", 0), time.perf_counter(), time.process_time()
     llama = load(options)
     load_read = process_io().get("read_bytes", 0) - read

@@ -14,7 +14,7 @@ from typing import Any
 from moestream.box import process_io, process_memory
 from moestream.engine import Llama
 from moestream.errors import MoestreamError
-from moestream.lab.arm import arguments, generate
+from moestream.lab.arm import arguments, die_with_parent, generate
 from moestream.report import run_document, write_json
 from moestream.units import parse_size
 
@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("--mechanism", help="left out: the default, with its fallbacks")
     parser.add_argument("--trace", type=Path, help="record routes, reads and steps in this Parquet file")
     options = parser.parse_args()
+    die_with_parent()
     try:
         write_json(options.json, measure(options))
     except MoestreamError as error:

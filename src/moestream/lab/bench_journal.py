@@ -1,0 +1,151 @@
+"""A benchmark's directory: what was asked, in ``setup.json``, and every run that has ended, a line of ``runs.jsonl``.
+
+The two are all that ``--resume`` needs. A line is whole or it is dropped: a benchmark that is killed loses the run in
+flight and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moestream.errors import RefusedError, UsageError
+from moestream.lab.runs import RUNS
+from moestream.lab.validity import Record, check_one_box
+from moestream.report import write_json
+
+SETUP = "setup.json"
+REPORT = "report.md"
+SUMMARY = "summary.json"
+#: May be another in a benchmark that goes on: more rounds of the same, from elsewhere, and what is only told.
+_MAY_DIFFER = ("repeats", "command", "date", "left_out")
+_LONGEST_SHOWN = 60
+
+
+def read_runs(path: Path) -> list[Record]:
+    """The whole records of a ``runs.jsonl``, in the order they were made; [] without a file.
+
+    What follows the last line end, or a last line that is no JSON, was cut short by a kill or a full disk and is left
+    out. Raises RefusedError for a file that is damaged before that, or made by a newer version."""
+    return _parsed(path)[0]
+
+
+def drop_torn_line(path: Path) -> list[Record]:
+    """``read_runs``, and the file is cut to what was read, so that lines can be added to it."""
+    records, whole = _parsed(path)
+    if path.exists() and path.stat().st_size != whole:
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    return records
+
+
+def open_journal(out: Path, asked: Mapping[str, Any], *, resume: bool, force: bool) -> list[Record]:
+    """Make ``out`` ready for a benchmark and return the records it already holds.
+
+    ``asked``: everything that decides what is measured; written to ``setup.json``. Raises UsageError when ``out`` holds
+    a benchmark and neither is said, RefusedError when ``resume`` finds another setup, another box or no
+    benchmark in a directory that is not empty."""
+    if resume and force:
+        raise UsageError("--resume goes on and --force begins anew: say one of the two")
+    setup_path, runs_path = out / SETUP, out / RUNS
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: that is a file, name a directory")
+    ours = setup_path.exists() or runs_path.exists()
+    if out.exists() and not ours and any(out.iterdir()):
+        raise RefusedError(
+            f"--out {out}: holds files that are no benchmark's: name a new or an empty directory"
+        )
+    records: list[Record] = []
+    if ours and force:
+        _clear(out)
+    elif ours and not resume:
+        raise UsageError(
+            f"--out {out}: a benchmark is there already: --resume goes on with it, --force begins anew"
+        )
+    elif ours:
+        _check_same(setup_path, asked)
+        records = drop_torn_line(runs_path)
+        check_one_box([*records, {"asked": "", "box": asked.get("box")}])
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror}") from None
+    write_json(setup_path, dict(asked))
+    return records
+
+
+def _parsed(path: Path) -> tuple[list[Record], int]:
+    """The records and how many bytes of the file they take."""
+    if not path.exists():
+        return [], 0
+    content = path.read_bytes()
+    records: list[Record] = []
+    end = 0
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            record = json.loads(line)
+            known = record.get("schema", 0) <= 1 if isinstance(record, dict) else False
+        except (ValueError, TypeError):
+            if number == len(lines) - 1:
+                break
+            raise RefusedError(
+                f"{path}: line {number} is no JSON and not the last: restore it or begin anew with --force"
+            ) from None
+        if not known:
+            raise RefusedError(f"{path}: line {number} was written by a newer moestream: use that one")
+        records.append(record)
+        end += len(line) + 1
+    return records, end
+
+
+def _check_same(path: Path, asked: Mapping[str, Any]) -> None:
+    """Raises RefusedError that names what differs from the setup a benchmark was begun with."""
+    try:
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        different = [
+            f"{name}{_change(begun.get(name), asked.get(name))}"
+            for name in dict.fromkeys([*begun, *asked])
+            if name not in _MAY_DIFFER
+            and name != "box"  # compared by what makes a box, not by how much memory is free
+            and _plain(begun.get(name)) != _plain(asked.get(name))
+        ]
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise RefusedError(
+            f"{path}: cannot be read, so nobody knows what was measured: begin anew with --force"
+        ) from None
+    if different:
+        raise RefusedError(
+            f"{path.parent} was begun with another setup: {'; '.join(different)}: "
+            "say the same again, or name another --out"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """As it is after a round trip through JSON."""
+    return json.loads(json.dumps(value))
+
+
+def _change(before: Any, now: Any) -> str:
+    texts = [json.dumps(value) for value in (before, now)]
+    if max(len(text) for text in texts) > _LONGEST_SHOWN:
+        return ""
+    return f" was {texts[0]}, is {texts[1]}"
+
+
+def _clear(out: Path) -> None:
+    """Remove what a benchmark wrote, and only that."""
+    traces = {Path(record["trace"]).name for record in _written(out / RUNS) if record.get("trace")}
+    for name in (RUNS, SETUP, REPORT, SUMMARY, *sorted(traces)):
+        (out / name).unlink(missing_ok=True)
+        (out / f"{name}.partial").unlink(missing_ok=True)
+
+
+def _written(path: Path) -> list[Record]:
+    try:
+        return read_runs(path)
+    except RefusedError:
+        # A damaged file goes too; the traces it named stay.
+        return []
