@@ -16,9 +16,9 @@ std::unique_ptr<Reader> make_reader(std::string_view text, const ReaderOptions& 
         if (times != std::string::npos) {
             const char* last = argument.data() + argument.size();
             const auto [end, error] = std::from_chars(argument.data() + times + 1, last, cut.pieces);
-            if (error != std::errc() || end != last || cut.pieces < 1 || cut.pieces > kMostPieces) {
-                throw Error(ErrorKind::usage, "a read is cut into 1 to 8 pieces, as in uring:8x4, not '" + argument +
-                                                  "'");
+            if (times == 0 || error != std::errc() || end != last || cut.pieces < 1 || cut.pieces > kMostPieces) {
+                throw Error(ErrorKind::usage, "a read is cut into 1 to " + std::to_string(kMostPieces) +
+                                                  " pieces, as in uring:8x4, not '" + argument + "'");
             }
             argument.resize(times);
         }

@@ -263,9 +263,31 @@ void null_reader() {
     CHECK_EQ(reader->counters().bytes, uint64_t{2});
 }
 
+// `NxS` cuts each read in S equal parts of whole pages, fewer where it has fewer pages; it completes once, when all are
+// there.
+void pieces(const PatternFile& file) {
+    struct Case {
+        uint32_t pages, asked, got;
+    };
+    for (const std::string member : {"threads:3", "uring:3"}) {
+        if (member[0] == 'u' && !have_uring()) continue;
+        for (const Case& which : {Case{8, 8, 8}, {8, 4, 4}, {8, 1, 1}, {9, 4, 3}, {3, 8, 3}, {1, 2, 1}}) {
+            const auto memory = aligned_memory(which.pages * kBlock);
+            const auto reader = make_reader(member + "x" + std::to_string(which.asked), {});
+            CHECK_EQ(reader->depth(), 3u);
+            reader->submit({file.direct(), 5, 2 * kBlock, memory.get(), which.pages * kBlock}, Urgency::demand);
+            CHECK(tags(reap_all(*reader)) == std::vector<uint32_t>{5});
+            CHECK(is_pattern(memory.get(), 2 * kBlock, which.pages * kBlock));
+            CHECK_EQ(reader->counters().pieces, uint64_t{which.got});
+            CHECK_EQ(reader->counters().reads, uint64_t{1});
+        }
+    }
+}
+
 void names() {
     for (const char* text : {"uring:0", "uring:1025", "uring:", "uring:x", "uring:1x", "uring:-1", "threads:0",
-                             "threads:65", "threads:99999999999", "sync:1", "null:1", "", "nope"}) {
+                             "threads:65", "threads:2x0", "threads:2x9", "uring:2x", "uring:x2", "uring:2x2x2", "sync:x2", "sync:1x2",
+                             "threads:99999999999", "sync:1", "null:1", "", "nope"}) {
         CHECK_THROWS(usage, make_reader(text, {}));
     }
     CHECK_THROWS(usage, make_reader("sync", {0, 0}));
@@ -316,6 +338,7 @@ int main() {
     at_once(file);
     sleeping(file);
     full_queue(file);
+    pieces(file);
     empty_reads(file);
     descriptors();
     return exit_code();

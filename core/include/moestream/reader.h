@@ -39,6 +39,7 @@ enum class Urgency : uint8_t { demand, speculative };
 struct ReaderCounters {
     uint64_t reads = 0;          // requests completed without error
     uint64_t bytes = 0;          // bytes of them
+    uint64_t pieces = 0;         // parts that reads were started in: as many as reads where none is cut
     uint64_t submit_ns = 0;      // caller's time inside submit()
     uint64_t wait_ns = 0;        // caller's time inside reap(wait=true) until a completion was there
     uint64_t retries = 0;        // system calls repeated: short reads, EINTR, EAGAIN, EIO the first time
@@ -61,19 +62,20 @@ class Reader {
     // Turns a speculative read that is still queued into a demand read (no effect when it is already started).
     virtual void promote(uint32_t tag) = 0;
     virtual size_t in_flight() const = 0;  // submitted and not yet reaped or dropped
+    virtual uint32_t depth() const = 0;    // pieces under way at once, at most
     virtual const ReaderCounters& counters() const = 0;  // as of the last submit or reap
 };
 
 struct ReaderOptions {
     uint32_t max_queued = 1024;  // most reads ever in flight (not yet reaped or dropped) at once
     uint64_t split_bytes = 0;    // a larger read is cut into pieces of this size, rounded up to pages; 0: never
-    uint32_t pieces = 1;         // every read is cut into this many, of whole pages; "uring:8x4" sets it
+    uint32_t pieces = 1;         // every read is cut into this many parts of whole pages, fewer where it has fewer; "uring:8x4" sets it
 };
 
 using ReaderFactory = std::function<std::unique_ptr<Reader>(const ReaderOptions&, const std::string& argument)>;
 using ReaderRegistration = Registration<ReaderFactory>;
-// "uring:24", "threads:4x2" (each read in two pieces), "sync"; "null" reads nothing and is for replay only. Throws Error(usage), or
-// Error(unsupported) when the kernel refuses io_uring: the text names the remedy.
+// "uring:24", "threads:4x2" (each read in two pieces), "sync"; "null" reads nothing and is for replay only. Throws
+// Error(usage), or Error(unsupported) when the kernel refuses io_uring: the text names the remedy.
 std::unique_ptr<Reader> make_reader(std::string_view text, const ReaderOptions& options);
 
 }  // namespace moestream

@@ -20,6 +20,7 @@ class Null : public Reader {
     void drop_speculative(const std::function<void(const Read&)>&) override {}
     void promote(uint32_t) override {}
     size_t in_flight() const override { return queue_.in_flight(); }
+    uint32_t depth() const override { return 1; }
     const ReaderCounters& counters() const override { return queue_.counters; }
 
   private:

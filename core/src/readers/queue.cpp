@@ -57,12 +57,10 @@ void refuse_argument(const std::string& argument, const char* member) {
     if (!argument.empty()) throw Error(ErrorKind::usage, std::string(member) + " takes no argument");
 }
 
-Queue::Queue(const ReaderOptions& options) : jobs_(options.max_queued), done_(options.max_queued), pieces_(options.pieces) {
+Queue::Queue(const ReaderOptions& options)
+    : jobs_(options.max_queued), done_(options.max_queued), pieces_(std::max(1u, options.pieces)) {
     if (options.max_queued == 0) throw Error(ErrorKind::usage, "a reader needs room for at least one read");
-    // In page multiples, so that the pieces of a direct read stay aligned.
-    const uint64_t pages = (options.split_bytes + kDirectAlign - 1) / kDirectAlign;
-    const uint64_t split = pages * kDirectAlign;
-    split_bytes_ = split == 0 || split > UINT32_MAX ? UINT32_MAX : static_cast<uint32_t>(split);
+    split_bytes_ = options.split_bytes == 0 ? UINT32_MAX : std::min<uint64_t>(options.split_bytes, UINT32_MAX);
     free_.reserve(options.max_queued);
     for (uint32_t job = options.max_queued; job-- > 0;) free_.push_back(job);
 }
@@ -86,11 +84,13 @@ Piece Queue::start() {
     piece.read = job.read;
     piece.read.offset += job.started;
     piece.read.dst = static_cast<char*>(job.read.dst) + job.started;
-    const uint32_t share = (job.read.bytes / pieces_ + kDirectAlign) / kDirectAlign * kDirectAlign;
-    const uint32_t most = pieces_ > 1 ? std::min(split_bytes_, share) : split_bytes_;
-    piece.read.bytes = std::min(most, job.read.bytes - job.started);
+    // In page multiples, so that the pieces of a direct read stay aligned.
+    const uint64_t share = std::min(split_bytes_, (job.read.bytes + pieces_ - 1) / pieces_);
+    const uint64_t most = (share + kDirectAlign - 1) / kDirectAlign * kDirectAlign;
+    piece.read.bytes = static_cast<uint32_t>(std::min<uint64_t>(most, job.read.bytes - job.started));
     job.started += piece.read.bytes;
     ++job.pieces;
+    ++counters.pieces;
     if (job.started == job.read.bytes) unlink(number);
     return piece;
 }

@@ -1,7 +1,7 @@
 // What every reader shares: the software queue in front of its depth, and what a system call's result means.
 //
 // A *job* is one submitted read. It waits in one of two lanes (demand before speculative), is handed out as one or
-// more *pieces* (see ReaderOptions::split_bytes), each worth one system call at a time, and becomes one completion
+// more *pieces* (see ReaderOptions), each worth one system call at a time, and becomes one completion
 // when its last piece has finished. All room is taken at construction. Not thread-safe: `threads` locks around it.
 #pragma once
 #include <array>
@@ -68,7 +68,7 @@ class Queue {
     }
     void forget_queued();  // for destructors: started pieces finish, nothing else starts
 
-    ReaderCounters counters;  // the queue keeps reads, bytes and retries; the reader the times
+    ReaderCounters counters;  // the queue keeps reads, bytes, pieces and retries; the reader the times
 
   private:
     static constexpr uint32_t kEnd = UINT32_MAX;
@@ -99,8 +99,8 @@ class Queue {
     size_t done_first_ = 0;
     size_t done_count_ = 0;
     std::array<Lane, 2> lanes_;
-    uint32_t split_bytes_;
-    uint32_t pieces_;
+    uint64_t split_bytes_;
+    uint64_t pieces_;
 };
 
 }  // namespace moestream

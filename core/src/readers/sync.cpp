@@ -46,6 +46,7 @@ class Sync : public Reader {
         queue_.counters.submit_ns += monotonic_ns() - start;
     }
     size_t in_flight() const override { return queue_.in_flight(); }
+    uint32_t depth() const override { return 1; }
     const ReaderCounters& counters() const override { return queue_.counters; }
 
   private:

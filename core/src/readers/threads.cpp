@@ -91,6 +91,7 @@ class Threads : public Reader {
         in_flight_ -= count;
         counters_.reads = pool_->queue.counters.reads;
         counters_.bytes = pool_->queue.counters.bytes;
+        counters_.pieces = pool_->queue.counters.pieces;
         counters_.retries = pool_->queue.counters.retries;
         return count;
     }
@@ -107,6 +108,7 @@ class Threads : public Reader {
         pool_->queue.promote(tag);
     }
     size_t in_flight() const override { return in_flight_; }
+    uint32_t depth() const override { return static_cast<uint32_t>(pool_->workers.size()); }
     const ReaderCounters& counters() const override { return counters_; }
 
   private:

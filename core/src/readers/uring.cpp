@@ -52,6 +52,7 @@ class Uring : public Reader {
     }
     void promote(uint32_t tag) override { queue_.promote(tag); }
     size_t in_flight() const override { return queue_.in_flight(); }
+    uint32_t depth() const override { return static_cast<uint32_t>(started_.size()); }
     const ReaderCounters& counters() const override { return queue_.counters; }
 
   private:
@@ -89,7 +90,7 @@ class Uring : public Reader {
 };
 
 const ReaderRegistration registration(
-    "uring", "io_uring, QD reads started at once, 1 to 1024 (default 24)",
+    "uring", "io_uring, QD reads started at once, 1 to 1024 (default 8)",
     [](const ReaderOptions& options, const std::string& argument) {
         return std::make_unique<Uring>(options, parse_count(argument, kDefaultDepth, kMaxDepth, "uring"));
     });
