@@ -39,7 +39,7 @@ class ArenaStore : public ShardedStore {
     bool demand_idle() const override { return demand_in_flight_ == 0; }
     void end_step() override { drop_unkept(); }
     StoreCounters counters() const override;
-    std::map<std::string, uint64_t> engagement() const override { return source_->counts(); }
+    std::map<std::string, uint64_t> engagement() const override;
     void clear_failure() override;
 
   private:
@@ -48,7 +48,6 @@ class ArenaStore : public ShardedStore {
     const Bank& bank_of(uint32_t expert) const { return index_.banks()[index_.bank_of(expert)]; }
     bool settle(uint32_t expert);
     void take(const Completion& completion);
-    void forget_cached(uint32_t expert, uint32_t slot);
     void reap(bool sleep);
     bool take_frame(const Load& load);
     bool move_slab(uint32_t expert, uint32_t slot, uint32_t victim);
@@ -75,7 +74,8 @@ class ArenaStore : public ShardedStore {
 
 ArenaStore::ArenaStore(const SlabIndex& index, const StoreOptions& options)
     : ShardedStore(index, options),
-      source_(make_page_source(options.pages, {&index_, &geometry_, options.fallback})), reader_(make_reader(options.reader, ReaderOptions{kReaderQueue})),
+      source_(make_page_source(options.pages, {&index_, &geometry_, options.fallback})),
+      reader_(make_reader(options.reader, ReaderOptions{kReaderQueue})),
       frame_(index.experts()), state_(size_t{index.experts()} * kSlots, SlabState::absent),
       demanded_(size_t{index.experts()} * kSlots), slot_(index.tensors().size()) {
     if (options_.dense == "mapped") {
@@ -151,24 +151,11 @@ void ArenaStore::take(const Completion& completion) {
     if (completion.error == 0) {
         if (recorder_ != nullptr) recorder_->ready(expert, slot, completion.ready_ns);
         state_[completion.tag] = SlabState::present;
-        forget_cached(expert, slot);
+        forget_cached(bank_of(expert).tensors[slot], index_.id_of(expert));
         return;
     }
     state_[completion.tag] = SlabState::absent;
-    const auto& tensor = index_.tensors()[bank_of(expert).tensors[slot]];
-    fail(completion.error, index_.shards()[tensor.shard].path + " at byte " +
-                               std::to_string(completion.fail_offset) + " (" + tensor.name + ", expert " +
-                               std::to_string(index_.id_of(expert)) + "): " +
-                               (completion.error == ENODATA ? "the file ends early" : std::strerror(completion.error)));
-}
-
-// A buffered read leaves its bytes in the page cache too, where they would only take memory from experts.
-void ArenaStore::forget_cached(uint32_t expert, uint32_t slot) {
-    const uint32_t tensor = bank_of(expert).tensors[slot];
-    const auto& region = regions_[index_.tensors()[tensor].shard];
-    if (region.fd != region.buffered_fd) return;
-    posix_fadvise(region.fd, static_cast<off_t>(geometry_.movable_offset(tensor, index_.id_of(expert))),
-                  static_cast<off_t>(geometry_.movable_bytes(tensor)), POSIX_FADV_DONTNEED);
+    fail_read(expert, slot, completion);
 }
 
 void ArenaStore::reap(bool sleep) {
@@ -319,7 +306,8 @@ void ArenaStore::drop_unkept() {
     cache_->unpin_route();
     for (const auto& routed : routed_) {
         const uint32_t expert = routed.expert;
-        if (!cache_->cached(expert) || cache_->residency(expert) != Residency::resident || cache_->keep(expert)) continue;
+        const bool there = cache_->cached(expert) && cache_->residency(expert) == Residency::resident;
+        if (!there || cache_->keep(expert)) continue;
         if (!settle(expert)) return;
         const auto& tensors = bank_of(expert).tensors;
         for (const uint32_t tensor : tensors) {
@@ -362,6 +350,12 @@ void ArenaStore::clear_failure() {
     drop_speculation();
     while (reader_->in_flight() > 0) reap(true);
     failure_.reset();
+}
+
+std::map<std::string, uint64_t> ArenaStore::engagement() const {
+    auto counts = source_->counts();
+    counts["pieces read"] = reader_->counters().pieces;
+    return counts;
 }
 
 StoreCounters ArenaStore::counters() const {

@@ -1,64 +1,72 @@
 #include "copying.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 
+#include "moestream/interpose.h"
 #include "pages.h"
 
 namespace moestream {
 namespace {
 
-constexpr uint64_t kHuge = uint64_t{2} << 20;
+constexpr uint32_t kMostStaged = 64;
 
 std::string megabytes(uint64_t bytes) { return std::to_string(bytes / 1000000) + " MB"; }
 
 }  // namespace
 
 CopyingStore::CopyingStore(const SlabIndex& index, const StoreOptions& options)
-    : ShardedStore(index, options), reader_(make_reader(options.reader, ReaderOptions{kStaged})),
-      reading_(size_t{index.experts()} * kSlots), written_(size_t{index.experts()} * kSlots) {
+    : ShardedStore(index, options), reader_(make_reader(options.reader, ReaderOptions{})),
+      reading_(size_t{index.experts()} * kSlots), there_(size_t{index.experts()} * kSlots),
+      written_(size_t{index.experts()} * kSlots) {
     if (options.dense == "anon") {
         throw Error(ErrorKind::usage, "its dense bytes stay in the file mapping: use dense mapped or mlock");
     }
     open_shards(options_.direct);
-    make_staging();
+    uint64_t largest = kPage;
+    for (uint32_t t = 0; t < index.tensors().size(); ++t) largest = std::max(largest, geometry_.movable_bytes(t));
+    const uint32_t places = std::min(reader_->depth(), kMostStaged);
+    if (places < reader_->depth()) {
+        options_.fallback("at most " + std::to_string(places) + " slabs are on their way at once, not " +
+                          std::to_string(reader_->depth()) + ": each has a place in memory between disk and mapping");
+    }
+    staging_ = std::make_unique<Buffers>(places, largest, options.alignment, options.huge, options_.fallback);
+    tag_at_.resize(places, kNone);
+    for (uint32_t place = places; place-- > 0;) free_.push_back(place);
 }
 
-CopyingStore::~CopyingStore() {
-    reader_.reset();  // nothing is read into staging any more
-    release(staging_base_, staging_bytes_);
+// NORESERVE: it will hardly be written as a whole, and must not be charged as if.
+void CopyingStore::map(uint32_t shard, void* at, uint64_t begin, uint64_t end) {
+    const int flags = mapping_kind() | MAP_NORESERVE | (at != nullptr ? MAP_FIXED : 0);
+    void* base = mmap(at, end - begin, PROT_READ | PROT_WRITE, flags, mapped_fd(shard), static_cast<off_t>(begin));
+    if (base == MAP_FAILED) {
+        throw Error(ErrorKind::refused, index_.shards()[shard].path + " cannot be mapped for writing (" +
+                                            std::strerror(errno) + "): use the arena store");
+    }
+    regions_[shard].base = static_cast<char*>(base) - begin;
 }
 
-void CopyingStore::adopt(uint32_t, const Mapping&) {
-    throw Error(ErrorKind::refused, "store " + std::string(options_.copy_dir.empty() ? "cow" : "cow or shared") +
-                                        " needs a mapping of its own, and no import slot of mmap was found: use mapped "
-                                        "or arena");
+void* CopyingStore::region(uint32_t shard) {
+    auto& region = regions_[shard];
+    if (region.base == nullptr) {
+        map(shard, nullptr, 0, region.bytes);
+        register_region(region.base, region.bytes);
+    }
+    return region.base;
+}
+
+void CopyingStore::adopt(uint32_t shard, const Mapping& mapping) {
+    use(shard, mapping);
+    map(shard, mapping.base + mapping.begin, mapping.begin, mapping.end);
 }
 
 void CopyingStore::load_dense() {
     if (options_.dense == "mlock") lock_exactly();
-}
-
-// Each place begins at a multiple of the alignment asked for and of no larger power of two.
-void CopyingStore::make_staging() {
-    uint64_t largest = kPage;
-    for (uint32_t t = 0; t < index_.tensors().size(); ++t) largest = std::max(largest, geometry_.movable_bytes(t));
-    const bool whole = options_.huge || options_.alignment >= kHuge;
-    const uint64_t unit = whole ? kHuge : std::max<uint64_t>(options_.alignment * 2, kPage);
-    const uint64_t shift = whole ? 0 : options_.alignment;
-    const uint64_t stride = (largest + unit - 1) / unit * unit + (whole ? 0 : unit);
-    staging_bytes_ = stride * kStaged + shift;
-    staging_base_ = reserve(staging_bytes_, std::max(unit, kHuge));
-    if (options_.huge && madvise(staging_base_, staging_bytes_, MADV_HUGEPAGE) != 0) {
-        options_.fallback("staging is not in huge pages: see /sys/kernel/mm/transparent_hugepage");
-    }
-    for (uint32_t i = 0; i < kStaged; ++i) {
-        staging_.push_back({staging_base_ + shift + i * stride, kNone});
-        free_.push_back(i);
-    }
 }
 
 void CopyingStore::set_capacities(std::span<const uint32_t> capacities) {
@@ -71,16 +79,17 @@ void CopyingStore::set_capacities(std::span<const uint32_t> capacities) {
     routed_.reserve(widest);
 }
 
-// False when what these loads would write for the first time goes beyond the limit.
-bool CopyingStore::grow(std::span<const Load> loads, uint32_t bank) {
+// False when what this route would write for the first time goes beyond the limit.
+bool CopyingStore::may_grow(uint32_t bank, std::span<const RoutedExpert> experts) {
+    if (options_.growth_limit == 0) return true;
     const auto& tensors = index_.banks()[bank].tensors;
     uint64_t more = 0;
-    for (const auto& load : loads) {
+    for (const auto& routed : experts) {
         for (uint32_t slot = 0; slot < tensors.size(); ++slot) {
-            if (!written_[tag(load.expert, slot)]) more += geometry_.movable_bytes(tensors[slot]);
+            if (!written_[tag(routed.expert, slot)]) more += geometry_.movable_bytes(tensors[slot]);
         }
     }
-    if (options_.growth_limit == 0 || grown_ + more <= options_.growth_limit) return true;
+    if (grown_ + more <= options_.growth_limit) return true;
     fail(0, "cow has copied " + megabytes(grown_) + " of experts and keeps every page it has written: the next layer "
             "would go beyond the " + megabytes(options_.growth_limit) + " that are left of the cap; stopped before the "
             "machine suffers (an arena stays within its budget)");
@@ -88,11 +97,13 @@ bool CopyingStore::grow(std::span<const Load> loads, uint32_t bank) {
 }
 
 bool CopyingStore::route(uint32_t bank, std::span<const RoutedExpert> experts, uint64_t token, uint32_t tokens) {
-    const uint64_t start = now_ns();
+    const uint64_t start = now_ns(), asleep = counters_.stall_ns;
+    while (in_flight_ > 0) reap();  // of a step that was cancelled
     loads_.clear();
     routed_.clear();
     routed_bank_ = bank;
     if (geometry_.part_of_bank(bank) == kNone) return true;
+    if (!may_grow(bank, experts)) return false;
     routed_.assign(experts.begin(), experts.end());
     if (!cache_->route(experts, token, tokens, loads_)) {
         fail(0, "layer " + std::to_string(index_.banks()[bank].layer) + " needs " + std::to_string(experts.size()) +
@@ -101,16 +112,25 @@ bool CopyingStore::route(uint32_t bank, std::span<const RoutedExpert> experts, u
                     ": use a smaller n_batch or name more memory");
         return false;
     }
-    if (!grow(loads_, bank)) return false;
-    const auto slots = static_cast<uint32_t>(index_.banks()[bank].tensors.size());
-    for (uint32_t slot = 0; slot < slots; ++slot) {
-        for (const Load& load : loads_) {
-            while (free_.empty() && !failure_) reap();
+    // Forgotten, no more: the pages stay what they are.
+    for (const Load& load : loads_) {
+        for (uint32_t slot = 0; load.victim != kNone && slot < kSlots; ++slot) there_[tag(load.victim, slot)] = false;
+    }
+    const bool good = load(bank);
+    counters_.memory_ns += now_ns() - start - (counters_.stall_ns - asleep);
+    return good;
+}
+
+// Reads what the route needs and the cache lacks, or holds only in name because an earlier read failed.
+bool CopyingStore::load(uint32_t bank) {
+    for (uint32_t slot = 0; slot < index_.banks()[bank].tensors.size(); ++slot) {
+        for (const auto& routed : routed_) {
+            if (there_[tag(routed.expert, slot)]) continue;
+            while (free_.empty() && !failure_) sleep();
             if (failure_) return false;
-            submit(load.expert, slot);
+            submit(routed.expert, slot);
         }
     }
-    counters_.memory_ns += now_ns() - start;
     return !failure_;
 }
 
@@ -120,72 +140,76 @@ void CopyingStore::submit(uint32_t expert, uint32_t slot) {
     if (bytes == 0) return;
     const uint32_t place = free_.back();
     free_.pop_back();
-    staging_[place].tag = tag(expert, slot);
+    tag_at_[place] = tag(expert, slot);
     reading_[tag(expert, slot)] = true;
     ++in_flight_;
     counters_.bytes += bytes;
     if (recorder_ != nullptr) recorder_->issued(expert, slot, SlabKind::demand, bytes, now_ns());
     const uint64_t offset = geometry_.movable_offset(tensor, index_.id_of(expert));
-    reader_->submit(Read{regions_[index_.tensors()[tensor].shard].fd, place, offset, staging_[place].data, bytes},
+    reader_->submit(Read{regions_[index_.tensors()[tensor].shard].fd, place, offset, staging_->at(place), bytes},
                     Urgency::demand);
 }
 
+// Until a slab is there; what is not copying is sleep.
+void CopyingStore::sleep() {
+    const uint64_t start = now_ns(), copying = copy_ns_;
+    reap();
+    counters_.stall_ns += now_ns() - start - (copy_ns_ - copying);
+}
+
 void CopyingStore::reap() {
-    std::array<Completion, kStaged> done;
+    std::array<Completion, kMostStaged> done;
     const size_t count = reader_->reap(done, true);
     for (size_t i = 0; i < count; ++i) {
-        Staging& staging = staging_[done[i].tag];
-        const uint32_t expert = staging.tag / kSlots, slot = staging.tag % kSlots;
+        const uint32_t place = done[i].tag, tag = tag_at_[place];
+        const uint32_t expert = tag / kSlots, slot = tag % kSlots;
         --in_flight_;
-        reading_[staging.tag] = false;
-        free_.push_back(done[i].tag);
+        reading_[tag] = false;
         if (done[i].error == 0) {
             if (recorder_ != nullptr) recorder_->ready(expert, slot, done[i].ready_ns);
-            copy(staging);
-            continue;
+            copy(place);
+        } else {
+            fail_read(expert, slot, done[i]);
         }
-        const auto& tensor = index_.tensors()[index_.banks()[index_.bank_of(expert)].tensors[slot]];
-        fail(done[i].error, index_.shards()[tensor.shard].path + " at byte " + std::to_string(done[i].fail_offset) +
-                                " (" + tensor.name + ", expert " + std::to_string(index_.id_of(expert)) + "): " +
-                                (done[i].error == ENODATA ? "the file ends early" : std::strerror(done[i].error)));
+        free_.push_back(place);
     }
 }
 
-void CopyingStore::copy(Staging& staging) {
+void CopyingStore::copy(uint32_t place) {
     const uint64_t start = now_ns();
-    const uint32_t expert = staging.tag / kSlots, slot = staging.tag % kSlots;
-    const uint32_t tensor = index_.banks()[index_.bank_of(expert)].tensors[slot];
+    const uint32_t tag = tag_at_[place], expert = tag / kSlots;
+    const uint32_t tensor = index_.banks()[index_.bank_of(expert)].tensors[tag % kSlots];
     const auto bytes = static_cast<size_t>(geometry_.movable_bytes(tensor));
-    std::memcpy(slab_page(tensor, index_.id_of(expert)), staging.data, bytes);
+    std::memcpy(slab_page(tensor, index_.id_of(expert)), staging_->at(place), bytes);
+    forget_cached(tensor, index_.id_of(expert));
     copied_ += bytes;
-    if (!written_[staging.tag]) grown_ += bytes;
-    written_[staging.tag] = true;
-    counters_.memory_ns += now_ns() - start;
+    if (!written_[tag]) grown_ += bytes;
+    written_[tag] = there_[tag] = true;
+    copy_ns_ += now_ns() - start;
+}
+
+uint32_t CopyingStore::slot_of(uint32_t tensor) const {
+    const auto& tensors = index_.banks()[index_.tensors()[tensor].bank].tensors;
+    return static_cast<uint32_t>(std::find(tensors.begin(), tensors.end(), tensor) - tensors.begin());
 }
 
 bool CopyingStore::pending(uint32_t tensor) const {
     if (index_.tensors()[tensor].bank != routed_bank_) return false;
-    const auto& tensors = index_.banks()[routed_bank_].tensors;
-    const auto slot = static_cast<uint32_t>(std::find(tensors.begin(), tensors.end(), tensor) - tensors.begin());
+    const uint32_t slot = slot_of(tensor);
     return std::any_of(routed_.begin(), routed_.end(),
                        [&](const RoutedExpert& routed) { return reading_[tag(routed.expert, slot)]; });
 }
 
 bool CopyingStore::wait(uint32_t tensor) {
     if (index_.tensors()[tensor].bank != routed_bank_) return false;
-    const auto& tensors = index_.banks()[routed_bank_].tensors;
-    const auto slot = static_cast<uint32_t>(std::find(tensors.begin(), tensors.end(), tensor) - tensors.begin());
+    const uint32_t slot = slot_of(tensor);
+    const uint64_t copying = copy_ns_;
     for (const auto& routed : routed_) {
-        const uint64_t start = now_ns(), work = counters_.memory_ns;
-        uint64_t waited = 0;
-        if (reading_[tag(routed.expert, slot)]) {
-            while (reading_[tag(routed.expert, slot)]) reap();
-            // Copying is work, not waiting, though it happens here.
-            waited = now_ns() - start - (counters_.memory_ns - work);
-            counters_.stall_ns += waited;
-        }
-        if (recorder_ != nullptr) recorder_->needed(routed.expert, slot, start, waited);
+        const uint64_t start = now_ns(), stall = counters_.stall_ns;
+        while (reading_[tag(routed.expert, slot)]) sleep();
+        if (recorder_ != nullptr) recorder_->needed(routed.expert, slot, start, counters_.stall_ns - stall);
     }
+    counters_.memory_ns += copy_ns_ - copying;
     return !failure_;
 }
 
@@ -198,11 +222,14 @@ StoreCounters CopyingStore::counters() const {
 }
 
 std::map<std::string, uint64_t> CopyingStore::engagement() const {
-    return {{"bytes copied", copied_}, {"bytes written at least once", grown_}};
+    return {{"bytes copied", copied_},
+            {"bytes written at least once", grown_},
+            {"pieces read", reader_->counters().pieces},
+            {"huge staging bytes", staging_->huge_bytes()}};
 }
 
 void CopyingStore::clear_failure() {
-    while (reader_->in_flight() > 0) reap();
+    while (in_flight_ > 0) reap();
     failure_.reset();
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "buffers.h"
 #include "shards.h"
 
 namespace moestream {
@@ -13,8 +14,8 @@ namespace moestream {
 class CopyingStore : public ShardedStore {
   public:
     CopyingStore(const SlabIndex& index, const StoreOptions& options);
-    ~CopyingStore() override;
 
+    void* region(uint32_t shard) override;
     void adopt(uint32_t shard, const Mapping& mapping) override;
     void load_dense() override;
     void set_capacities(std::span<const uint32_t> capacities) override;
@@ -29,35 +30,35 @@ class CopyingStore : public ShardedStore {
     void clear_failure() override;
 
   protected:
-    // Bytes of slabs that have been written at least once.
-    uint64_t grown_bytes() const { return grown_; }
+    // How the mapping is made: MAP_PRIVATE or MAP_SHARED, and of which file.
+    virtual int mapping_kind() const = 0;
+    virtual int mapped_fd(uint32_t shard) const = 0;
 
   private:
-    static constexpr uint32_t kStaged = 16;  // slabs between disk and mapping at once
-    struct Staging {
-        char* data = nullptr;
-        uint32_t tag = kNone;
-    };
     uint32_t tag(uint32_t expert, uint32_t slot) const { return expert * kSlots + slot; }
-    void make_staging();
-    bool grow(std::span<const Load> loads, uint32_t bank);
+    uint32_t slot_of(uint32_t tensor) const;
+    void map(uint32_t shard, void* at, uint64_t begin, uint64_t end);
+    bool may_grow(uint32_t bank, std::span<const RoutedExpert> experts);
     void submit(uint32_t expert, uint32_t slot);
+    bool load(uint32_t bank);
+    void sleep();
     void reap();
-    void copy(Staging& staging);
+    void copy(uint32_t place);
 
+    std::unique_ptr<Buffers> staging_;  // a place a slab between disk and mapping; outlives the reader
     std::unique_ptr<Reader> reader_;
     std::unique_ptr<ExpertCache> cache_;
     std::vector<Load> loads_;
     std::vector<RoutedExpert> routed_;
     uint32_t routed_bank_ = kNone;
-    std::vector<bool> reading_;  // by tag
-    std::vector<bool> written_;  // by tag, ever
-    std::vector<Staging> staging_;
-    std::vector<uint32_t> free_;  // of staging_
-    char* staging_base_ = nullptr;
-    uint64_t staging_bytes_ = 0;
+    std::vector<bool> reading_;     // by tag
+    std::vector<bool> there_;       // by tag: copied since the cache last took it in
+    std::vector<bool> written_;     // by tag, ever
+    std::vector<uint32_t> tag_at_;  // of staging: whose slab is on its way there
+    std::vector<uint32_t> free_;    // places of staging
     size_t in_flight_ = 0;
-    uint64_t grown_ = 0, copied_ = 0;
+    uint64_t copied_ = 0, copy_ns_ = 0;
+    uint64_t grown_ = 0;  // bytes of slabs that have been written at least once
 };
 
 }  // namespace moestream

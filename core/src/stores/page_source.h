@@ -40,7 +40,7 @@ struct PageSourceOptions {
 };
 using PageSourceFactory = std::function<std::unique_ptr<PageSource>(const PageSourceOptions&)>;
 using PageSourceRegistration = Registration<PageSourceFactory>;
-// "recycle", "fresh", "populate", "thp". Throws Error(usage), Error(unsupported).
+// "recycle", "fresh", "populate", "thp". Throws Error(usage), Error(refused).
 std::unique_ptr<PageSource> make_page_source(const std::string& text, const PageSourceOptions& options);
 
 }  // namespace moestream

@@ -104,6 +104,20 @@ void ShardedStore::fail(int error, std::string what) {
     if (!failure_) failure_ = Failure{error, std::move(what)};
 }
 
+void ShardedStore::fail_read(uint32_t expert, uint32_t slot, const Completion& completion) {
+    const auto& tensor = index_.tensors()[index_.banks()[index_.bank_of(expert)].tensors[slot]];
+    fail(completion.error, index_.shards()[tensor.shard].path + " at byte " + std::to_string(completion.fail_offset) +
+                               " (" + tensor.name + ", expert " + std::to_string(index_.id_of(expert)) + "): " +
+                               (completion.error == ENODATA ? "the file ends early" : std::strerror(completion.error)));
+}
+
+void ShardedStore::forget_cached(uint32_t tensor, uint32_t id) const {
+    const auto& region = regions_[index_.tensors()[tensor].shard];
+    if (region.fd != region.buffered_fd) return;
+    posix_fadvise(region.fd, static_cast<off_t>(geometry_.movable_offset(tensor, id)),
+                  static_cast<off_t>(geometry_.movable_bytes(tensor)), POSIX_FADV_DONTNEED);
+}
+
 // Locking faults pages in, and each fault would read ahead (by megabytes, on some boxes) into slabs that are not
 // wanted: enough to fill a cgroup faster than it reclaims. So the ranges are asked for by name first.
 void ShardedStore::lock_exactly() {

@@ -49,6 +49,9 @@ class ShardedStore : public Store {
     // The cache of the movable experts, so many of each part.
     std::unique_ptr<ExpertCache> make_expert_cache(std::span<const uint32_t> capacities) const;
     void fail(int error, std::string what);
+    void fail_read(uint32_t expert, uint32_t slot, const Completion& completion);
+    // A buffered read leaves its bytes in the page cache too, where they would only take memory from experts.
+    void forget_cached(uint32_t tensor, uint32_t id) const;
     void open_shards(bool direct);
     // The shard's ranges that never move, within what is mapped of it.
     std::vector<Geometry::Range> resident(uint32_t shard) const;

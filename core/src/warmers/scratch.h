@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "../stores/buffers.h"
 #include "../stores/warmer.h"
 
 namespace moestream {
@@ -10,24 +11,17 @@ class Scratch {
   public:
     static constexpr uint64_t kBytes = uint64_t{2} << 20;
 
-    // `kBytes` at a multiple of the options' alignment and at no larger power of two, so that arms differ in just
-    // that; populated. Throws Error(refused); huge pages that were asked for and are not there are a fallback.
+    // `kBytes` with the options' alignment and page size. Throws Error(refused).
     explicit Scratch(const WarmerOptions& options);
-    ~Scratch();
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
 
-    char* data() const { return data_; }
-    uint64_t huge_bytes() const { return huge_bytes_; }
+    char* data() const { return buffers_.at(0); }
+    uint64_t huge_bytes() const { return buffers_.huge_bytes(); }
 
     // pread of [offset, offset + bytes) piece by piece into the scratch. 0 or errno.
     int read_through(int fd, uint64_t offset, uint64_t bytes) const;
 
   private:
-    char* base_ = nullptr;
-    char* data_ = nullptr;
-    uint64_t reserved_ = 0;
-    uint64_t huge_bytes_ = 0;
+    Buffers buffers_;
 };
 
 }  // namespace moestream
