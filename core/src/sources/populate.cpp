@@ -21,7 +21,7 @@ class Populate : public FreshPages {
         const int error = errno;
         if (page != MAP_FAILED) munmap(page, kPage);
         if (!works) {
-            throw Error(ErrorKind::usage, std::string("arena/populate: MADV_POPULATE_WRITE is refused (") +
+            throw Error(ErrorKind::refused, std::string("arena/populate: MADV_POPULATE_WRITE is refused (") +
                                               std::strerror(error) + "): Linux 5.14 or newer has it");
         }
     }

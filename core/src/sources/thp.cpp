@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include "fresh.h"
 
@@ -11,10 +12,18 @@ namespace moestream {
 namespace {
 
 constexpr uint64_t kHuge = uint64_t{2} << 20;
+constexpr const char* kSetting = "/sys/kernel/mm/transparent_hugepage/enabled";
 
 class Thp : public FreshPages {
   public:
-    explicit Thp(const PageSourceOptions& options) : options_(options) {}
+    explicit Thp(const PageSourceOptions& options) : options_(options) {
+        std::string word;
+        for (std::ifstream setting(kSetting); setting >> word;) {
+            if (word == "[never]") {
+                throw Error(ErrorKind::refused, std::string("arena/thp: huge pages are off: echo madvise > ") + kSetting);
+            }
+        }
+    }
 
     void region(char* base, uint32_t shard) override {
         const auto& tensors = options_.index->tensors();
@@ -44,7 +53,7 @@ class Thp : public FreshPages {
         if (madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE) != 0) {
             throw Error(ErrorKind::refused, std::string("arena/thp: MADV_HUGEPAGE is refused (") +
                                                 std::strerror(errno) +
-                                                "): see /sys/kernel/mm/transparent_hugepage/enabled");
+                                                "): see " + kSetting);
         }
         advised_ += end - begin;
     }
