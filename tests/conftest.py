@@ -12,6 +12,7 @@ import moestream
 from answers import CONTEXT, Answer, answer, prompt_tokens
 from moestream.errors import BudgetError
 from moestream.make import make_model
+from moestream.mechanism import Mechanism
 from moestream.model import read_model
 from moestream.plan import slab_geometry
 
@@ -114,7 +115,7 @@ def smallest_cap(path: Path, mechanism: str, **arguments: Any) -> int:
 
 
 def load(path: Path, mechanism: str, experts: int = 0, threads: int = 2, **arguments: Any) -> moestream.Llama:
-    """Our ``Llama`` with at most ``experts`` bytes of experts (in an arena; 0: the fewest that work).
+    """Our ``Llama`` with at most ``experts`` bytes of experts in the engine's cache (0: the fewest that work).
 
     The cap is far above what the process needs, whatever else a test process holds: only the experts are scarce.
     """
@@ -126,7 +127,7 @@ def load(path: Path, mechanism: str, experts: int = 0, threads: int = 2, **argum
         **arguments,
     }
     ram = smallest_cap(path, mechanism, n_ctx=settings["n_ctx"], n_batch=settings["n_batch"]) + experts
-    if not mechanism.startswith("arena"):
+    if not Mechanism.parse(mechanism).cached:
         return moestream.Llama(path, ram=ram + ROOM, mechanism=mechanism, **settings)
     geometry = slab_geometry(read_model(path))
     limit = max(experts, geometry.bytes_of(geometry.smallest(1)))

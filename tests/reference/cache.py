@@ -115,6 +115,12 @@ class ReferenceCache:
             self.part_of[expert].pin(expert, False)
         self.routed.clear()
 
+    def drop(self, expert: int) -> None:
+        """A resident expert that is not pinned leaves after its use: no eviction, its frame is free."""
+        assert self.state[expert] == "resident"
+        assert expert not in self.routed
+        self._leave(expert)
+
     def keep(self, expert: int) -> bool:
         part = self.part_of.get(expert)
         return part is None or part.policy.keep(part.number[expert])
