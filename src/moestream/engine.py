@@ -312,6 +312,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             "last_call": recorder.last.summary(),
         }
 
+    def engagement(self) -> dict[str, int]:
+        """How often each thing the mechanism promises was done since load, by name; empty where it promises none."""
+        return dict(self._engine.engagement) if self._engine is not None else {}
+
     def _load_bytes(self) -> int:
         return (
             int(self._engine.counters["dense_bytes"]) if self._engine is not None else self.model_info.bytes

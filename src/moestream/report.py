@@ -64,6 +64,7 @@ def run_document(
             "asked": asked,
             "effective": str(llama.mechanism) if llama.mechanism is not None else None,
             "fallbacks": list(llama.fallbacks),
+            "engaged": llama.engagement(),
         },
         "budget": _budget(llama, cap_bytes),
         "load": llama.stats()["load"],

@@ -5,12 +5,15 @@ The list is the program's own (``moestream.members``), so that a new member is t
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import moestream
+from answers import answer, prompt_tokens
 from conftest import load, same_answer
 from moestream.box import abilities
 from moestream.mechanism import Mechanism
@@ -93,16 +96,14 @@ def seed_file(tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, 
         trace = directory / f"{arch}.parquet"
         if not trace.exists():
             with load(tiny(arch), "arena+lru", trace=trace) as llama:
-                from answers import answer, prompt_tokens
-
-                answer(llama, prompt_tokens(PROMPT_TOKENS, llama.n_vocab(), 0), 40)
+                answer(llama, prompt_tokens(20, llama.n_vocab(), 0), 150)
         if member != "ridge":
             return trace
         fit = directory / f"{arch}.npz"
         if not fit.exists():
-            from moestream.analyze.fit import fit_file
-
-            fit_file([trace], fit)
+            words = [sys.executable, "-m", "moestream", "fit", str(trace), "--out", str(fit)]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
         return fit
 
     return get

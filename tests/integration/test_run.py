@@ -104,7 +104,7 @@ _SCHEMA = {
         "cpus": int, "ram_bytes": int, "limit_bytes": int, "kernel": str, "fs": str, "device": str,
         "read_ahead_kb": (int, type(None)),
     },
-    "mechanism": {"asked": str, "effective": str, "fallbacks": list},
+    "mechanism": {"asked": str, "effective": str, "fallbacks": list, "engaged": dict},
     "budget": {
         "cap_bytes": int, "dense_bytes": int, "boundary_bytes": int, "kv_bytes": int, "compute_bytes": int,
         "other_bytes": int, "margin_bytes": int, "expert_bytes": int,

@@ -271,7 +271,12 @@ bool MappedStore::wait(uint32_t tensor) {
 // store without one was asked to grant, and a warmer that is waited for would only hold up this layer's matmuls.
 void MappedStore::speculate(std::span<const uint32_t> experts) {
     if (!options_.speculative || idle_ || experts.empty() || failure_) return;
-    const uint32_t count = index_.banks()[index_.bank_of(experts.front())].count;
+    // A predictor that looks further ahead names those layers again when they are nearer.
+    const uint32_t bank = index_.bank_of(experts.front());
+    const auto later = std::find_if(experts.begin(), experts.end(),
+                                    [&](uint32_t expert) { return index_.bank_of(expert) != bank; });
+    experts = experts.first(static_cast<size_t>(later - experts.begin()));
+    const uint32_t count = index_.banks()[bank].count;
     if (experts.size() == count && !warmer_->asynchronous()) return;
     wished_.assign(experts.begin(), experts.end());
     counters_.speculative_issued += experts.size();

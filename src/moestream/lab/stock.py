@@ -57,7 +57,7 @@ def document(
     return {
         "version": __version__,
         "box": Box().describe(options.model),
-        "mechanism": {"asked": "stock", "effective": "stock", "fallbacks": []},
+        "mechanism": {"asked": "stock", "effective": "stock", "fallbacks": [], "engaged": {}},
         "load": load_stats,
         "prefill": phase_summary(prefill),
         "decode": phase_summary(decode),
