@@ -64,7 +64,7 @@ _GRAMMAR = {
         POLICIES,
         PREDICTORS,
         _only(DENSE, "anon", "mlock"),
-        ("uring:8", "lfu-decay:16", "none", "anon"),
+        ("uring:8", "lfu-adapt", "none", "anon"),
     ),
     "cow": _Grammar(
         QUEUE,

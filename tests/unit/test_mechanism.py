@@ -99,23 +99,23 @@ def test_parts_come_in_any_order(mechanism: Mechanism, random: object) -> None:
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
-        ("arena", "arena+uring:8+lfu-decay:16+none+anon"),
-        ("arena/direct", "arena+uring:8+lfu-decay:16+none+anon"),
+        ("arena", "arena+uring:8+lfu-adapt+none+anon"),
+        ("arena/direct", "arena+uring:8+lfu-adapt+none+anon"),
         ("arena/buffered + threads + lru", "arena/buffered+threads:4+lru+none+anon"),
-        ("arena+gate", "arena+uring:8+lfu-decay:16+gate:1+anon"),
+        ("arena+gate", "arena+uring:8+lfu-adapt+gate:1+anon"),
         ("arena+lru+none", "arena+uring:8+lru+none+anon"),
         ("arena+none", "arena+uring:8+none+none+anon"),
-        ("arena+uring:08", "arena+uring:8+lfu-decay:16+none+anon"),
+        ("arena+uring:08", "arena+uring:8+lfu-adapt+none+anon"),
         ("mapped", "mapped+fault+none+none+mapped"),
         ("mapped+mlock+willneed", "mapped+willneed+none+none+mlock"),
         ("mapped+pread", "mapped+pread+none+none+mapped"),
         ("mapped+pread+willneed", "mapped+pread+willneed+none+none+mapped"),
         ("mapped+willneed+pread+anon", "mapped+pread+willneed+none+none+anon"),
         ("resident+sync", "resident+sync+none+none+anon"),
-        ("arena/recycle/align4k", "arena+uring:8+lfu-decay:16+none+anon"),
-        ("arena/align2m/thp/buffered", "arena/buffered/thp/align2m+uring:8+lfu-decay:16+none+anon"),
-        ("arena+uring:8x1", "arena+uring:8+lfu-decay:16+none+anon"),
-        ("arena+threads:2x4", "arena+threads:2x4+lfu-decay:16+none+anon"),
+        ("arena/recycle/align4k", "arena+uring:8+lfu-adapt+none+anon"),
+        ("arena/align2m/thp/buffered", "arena/buffered/thp/align2m+uring:8+lfu-adapt+none+anon"),
+        ("arena+uring:8x1", "arena+uring:8+lfu-adapt+none+anon"),
+        ("arena+threads:2x4", "arena+threads:2x4+lfu-adapt+none+anon"),
         ("mapped/random+willneed+background", "mapped/random+willneed+background:1+none+none+mapped"),
         ("mapped+background:2+pread:4x2+willneed", "mapped+pread+willneed:4x2+background:2+none+none+mapped"),
         ("mapped+hybrid", "mapped+hybrid:mincore+none+none+mapped"),
@@ -185,7 +185,7 @@ def test_wrong_words_are_named(text: str, says: str) -> None:
 
 
 def test_a_value_built_by_hand_is_held_to_the_same_rules() -> None:
-    assert Mechanism("arena", ("direct",), "uring", "lfu-decay", "none", "anon") == DEFAULT
+    assert Mechanism("arena", ("direct",), "uring", "lfu-adapt", "none", "anon") == DEFAULT
     with pytest.raises(MechanismError, match="page cache decides"):
         Mechanism("mapped", (), "fault", "lru", "none", "mapped")
     with pytest.raises(MechanismError, match="unknown variant ''"):

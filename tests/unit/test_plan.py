@@ -354,7 +354,7 @@ def test_the_command_prints_the_plan(command: Callable[..., Result]) -> None:
     assert found["n_ctx"] == 64
     assert found["disk"]["bytes_per_s"] == 1e9
     text = command("--ram", "4GiB", "--mechanism", "arena+sync").stdout
-    assert "arena+sync+lfu-decay:16+none+anon" in text
+    assert "arena+sync+lfu-adapt+none+anon" in text
     for word in ("cap", "dense", "boundary", "KV cache", "compute", "other", "margin", "experts", "smallest"):
         assert word in text
 
