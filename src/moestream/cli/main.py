@@ -32,6 +32,7 @@ COMMANDS = {
     "replay": "Say what other policies and budgets would have read.",
     "analyze": "Show how skewed and local a trace's routing is, and what could be known of it in advance.",
     "fit": "Fit a predictor to traces.",
+    "report": "Show what runs measured, as text, markdown or one HTML page.",
     "demo-model": "Build the demo model, 3.2 GB, from an installed package.",
     "make-model": "Write a model of any shape with random weights.",
 }

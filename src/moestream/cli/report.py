@@ -1,0 +1,69 @@
+"""``moestream report DIR...``: what benches measured, as text, markdown and one HTML page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moestream.errors import UsageError
+from moestream.report import check_writable
+
+#: What is piped has no width: a table cut to 80 columns would lose figures.
+_PIPED_WIDTH = 160
+#: Room that a report needs at most.
+_ROOM_BYTES = 32 << 20
+
+
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR", help="Directories that a bench wrote.")],
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one page with all pictures, to be opened anywhere."),
+    ] = None,
+    markdown: Annotated[
+        str | None, typer.Option(metavar="FILE|-", help="Write markdown; - for stdout instead of the text.")
+    ] = None,
+    probe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ceilings from `moestream probe --json FILE`.")
+    ] = None,
+) -> None:
+    """Show what runs measured: speed with its interval, where the time went, what limits it, and how to repeat it.
+
+    Several directories stand side by side. Runs of different boxes are never put into one figure. Where a run's trace
+    lies beside its record, the page shows what other budgets and policies would have read.
+    """
+    outputs = [(Path(markdown), "--markdown")] if markdown not in (None, "-") else []
+    outputs += [(html, "--html")] if html is not None else []
+    for path, option in outputs:
+        check_writable(path, option=option)
+        if path.suffix in (".jsonl", ".json", ".parquet"):
+            raise UsageError(f"{option} {path}: that is the name of measurements, name another file")
+    from moestream.reports import read_results, summarize
+    from moestream.reports.text import markdown as as_markdown
+    from moestream.reports.text import print_report
+
+    unique = {directory.resolve(): directory for directory in directories}
+    groups = summarize([read_results(directory) for directory in unique.values()], probe)
+    if html is not None:
+        from moestream.reports.page import page
+
+        _write(html, page(groups))
+    if markdown == "-":
+        print(as_markdown(groups), end="")
+        return
+    if markdown is not None:
+        _write(Path(markdown), as_markdown(groups))
+    print_report(groups, sys.stdout, None if sys.stdout.isatty() else _PIPED_WIDTH)
+    for path, _ in outputs:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole file or nothing."""
+    from moestream.make.output import new_file
+
+    with new_file(path, min(_ROOM_BYTES, 2 * len(text))) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,165 @@
+"""Figures of records: plain arithmetic on one record, and what several make together, with an interval.
+
+Times in seconds, sizes in bytes; None where nothing can be said.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moestream.errors import RefusedError
+from moestream.reports.records import Record
+from moestream.stats import percentile
+
+Figure = Callable[[Record], "float | None"]
+
+CONFIDENCE = 0.95
+_RESAMPLES = 9999
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The median of ``n`` values and its bootstrap interval (95 %); ``low`` and ``high`` are None of a single value."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def estimate(values: Iterable[float | None]) -> Estimate | None:
+    """What several runs say together; None of none. Equal input gives equal output."""
+    known = np.array([value for value in values if value is not None], dtype=float)
+    if known.size == 0:
+        return None
+    median = float(np.median(known))
+    if known.size == 1:
+        return Estimate(median, None, None, 1)
+    if np.ptp(known) == 0:
+        return Estimate(median, median, median, known.size)
+    try:
+        from scipy.stats import bootstrap
+    except ImportError:
+        raise RefusedError("intervals need scipy: pip install 'moestream[lab]'") from None
+    with warnings.catch_warnings():
+        # Of two or three values many resamples are alike; that the interval is then their range is what it should be.
+        warnings.simplefilter("ignore")
+        interval = bootstrap(
+            (known,),
+            np.median,
+            confidence_level=CONFIDENCE,
+            n_resamples=_RESAMPLES,
+            method="percentile",
+            random_state=np.random.default_rng(_SEED),
+        ).confidence_interval
+    return Estimate(median, float(interval.low), float(interval.high), known.size)
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def rate(record: Record) -> float | None:
+    """Decoded tokens a second."""
+    steps = record["document"]["decode"]["step_ms"]
+    total = sum(steps)
+    return len(steps) / total * 1e3 if total > 0 else None
+
+
+def seconds_per_token(record: Record) -> float | None:
+    found = rate(record)
+    return 1 / found if found else None
+
+
+def saw_routes(record: Record) -> bool:
+    """Whether the engine kept experts itself, and so can tell stalls from computing."""
+    decode = record["document"]["decode"]
+    return bool(decode["hits"] + decode["misses"])
+
+
+def hit_rate(record: Record) -> float | None:
+    """Share of routed experts found in memory; None where the kernel's cache is the cache."""
+    decode = record["document"]["decode"]
+    return float(decode["hits"] / (decode["hits"] + decode["misses"])) if saw_routes(record) else None
+
+
+def per_token(record: Record, name: str) -> float | None:
+    """One of decode's sums, a token; None where the record has no such sum."""
+    decode = record["document"]["decode"]
+    value = decode.get(name)
+    return float(value / decode["tokens"]) if decode["tokens"] and value is not None else None
+
+
+def read_per_token(record: Record) -> float | None:
+    """Bytes read from the disk a token: by the engine's account where it keeps the experts itself. Where the kernel
+    does, what was asked of it may have been in its cache, and only its own account says what was read."""
+    engine, kernel = per_token(record, "bytes_read"), per_token(record, "read_bytes_os")
+    return engine if saw_routes(record) else kernel or engine
+
+
+def cpu_per_token(record: Record) -> float | None:
+    """CPU seconds of all threads a decoded token."""
+    seconds = (record["document"].get("cpu_s") or {}).get("decode")
+    tokens = record["document"]["decode"]["tokens"]
+    return float(seconds / tokens) if tokens and seconds is not None else None
+
+
+def cpu_per_gb(record: Record) -> float | None:
+    """CPU seconds a GB read, computing included."""
+    cpu, read = cpu_per_token(record), read_per_token(record)
+    return cpu / (read / 1e9) if cpu is not None and read else None
+
+
+def held_bytes(record: Record) -> float | None:
+    """Peak memory that the kernel cannot take back: anonymous, and what is locked of a mapped file; without a cgroup
+    the most that was resident."""
+    document = record["document"]
+    memory = document.get("memory") or {}
+    anon = record["cage_anon_peak_bytes"]
+    if anon is None:
+        peak = document.get("peak_rss_bytes")
+        return float(peak) if peak is not None else None
+    locked = memory.get("locked", 0) if str(document["mechanism"]["effective"]).startswith("mapped") else 0
+    return float(max(anon, memory.get("anon", 0)) + locked)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where a token's seconds went. ``stall_s`` is None where no route was seen: then page faults are in
+    ``compute_s``, and nobody can tell them apart."""
+
+    stall_s: float | None
+    compute_s: float
+    memory_work_s: float
+
+    @property
+    def total_s(self) -> float:
+        return (self.stall_s or 0.0) + self.compute_s + self.memory_work_s
+
+
+def split(records: Sequence[Record]) -> Split | None:
+    """The mean token of all records together, by where its time went."""
+    phases = [record["document"]["decode"] for record in records]
+    tokens = sum(phase["tokens"] for phase in phases)
+    if not tokens:
+        return None
+    seconds = sum(sum(phase["step_ms"]) for phase in phases) / 1e3
+    stall = sum(phase["stall_s"] for phase in phases)
+    work = sum(phase["memory_work_s"] for phase in phases)
+    told = any(saw_routes(record) for record in records)
+    if not told:
+        stall = 0.0
+    compute = max(0.0, seconds - stall - work)
+    return Split(stall / tokens if told else None, compute / tokens, work / tokens)
+
+
+def step_percentiles(records: Sequence[Record]) -> tuple[float | None, float | None, float | None]:
+    """p50, p95 and p99 of all steps of all records, in seconds."""
+    steps = [ms / 1e3 for record in records for ms in record["document"]["decode"]["step_ms"]]
+    return percentile(steps, 0.50), percentile(steps, 0.95), percentile(steps, 0.99)

@@ -1,0 +1,199 @@
+"""Records of runs as they lie in ``DIR/runs.jsonl``, checked and completed; and which box each is of.
+
+A record is one JSON object a line. Those of schema 1 say themselves whether they are valid; older ones, which have no
+``schema``, are judged here by the little they hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moestream.errors import RefusedError, UsageError
+from moestream.units import format_bytes
+
+Record = dict[str, Any]
+
+SCHEMA = 1
+RUNS = "runs.jsonl"
+STOCK = "stock"
+#: More of the model than this in the page cache when a capped run begins, and it did not begin cold.
+_WARM_SHARE = 0.01
+#: What an older record lacks.
+_DEFAULTS: Record = {
+    "commit": None,
+    "modified": False,
+    "versions": {},
+    "model": {},
+    "cap_bytes": None,
+    "caged": False,
+    "threads": None,
+    "ctx": None,
+    "batch": None,
+    "tokens": None,
+    "cached_bytes_before": None,
+    "disk_bytes_per_s": None,
+    "returncode": 0,
+    "error": "",
+    "cage_peak_bytes": None,
+    "cage_anon_peak_bytes": None,
+    "oom_kills": None,
+    "seconds": None,
+    "trace": None,
+    "round": 0,
+    "experiment": None,
+    "date": "",
+}
+_STEP_FIGURES = ("hits", "misses", "bytes_read", "stall_s", "memory_work_s", "tokens")
+
+
+@dataclass(frozen=True)
+class BoxName:
+    """What tells one box from another in a report; two that differ in anything are never put into one figure."""
+
+    cpus: int | None
+    machine: str
+    ram_bytes: int | None
+    kernel: str
+    fs: str
+    device: str
+
+    @classmethod
+    def of(cls, box: Mapping[str, Any]) -> BoxName:
+        """The box of a document's ``box``."""
+        text = {name: str(box.get(name) or "unknown") for name in ("machine", "kernel", "fs", "device")}
+        return cls(cpus=box.get("cpus"), ram_bytes=box.get("ram_bytes"), **text)
+
+    def __str__(self) -> str:
+        ram = format_bytes(self.ram_bytes) if self.ram_bytes else "unknown memory"
+        return f"{self.cpus or '?'} CPUs ({self.machine}), {ram}, Linux {self.kernel}, {self.fs} on {self.device}"
+
+
+@dataclass(frozen=True)
+class Results:
+    """The records of one directory, in the order they were made. ``notes``: what was left out, a sentence each."""
+
+    directory: Path
+    records: tuple[Record, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.directory.resolve().name
+
+
+def read_results(directory: Path) -> Results:
+    """The records of ``directory/runs.jsonl``, each with every key of schema 1.
+
+    A last line without its end is of a run that was killed and is left out, with a note. Raises UsageError where there
+    is no such directory, RefusedError where it holds no records, a line that is none, or a newer schema."""
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: no such directory; name one that a bench wrote (it holds {RUNS})")
+    path = directory / RUNS
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise RefusedError(
+            f"{directory} holds no {RUNS}: `moestream bench MODEL --ram SIZE --out {directory}` makes one"
+        ) from None
+    except OSError as error:
+        raise RefusedError(f"{path} cannot be read: {error.strerror or error}") from None
+    notes = []
+    if lines.pop().strip():
+        notes.append(
+            f"the last line of {RUNS} is not whole: the run was killed while writing it, and is left out"
+        )
+    records = [_record(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+    if not records:
+        raise RefusedError(f"{path} holds no whole record: run the bench again with --resume")
+    _fill_boxes(records)
+    return Results(directory, tuple(records), tuple(notes))
+
+
+def _record(line: bytes, path: Path, number: int) -> Record:
+    where = f"{path}, line {number}"
+    try:
+        found = json.loads(line)
+    except ValueError:
+        raise RefusedError(f"{where} is not JSON: remove that line, or run the bench again") from None
+    if not isinstance(found, dict):
+        raise RefusedError(f"{where} is no record: each line is one JSON object")
+    schema = found.get("schema", SCHEMA)
+    if schema != SCHEMA:
+        raise RefusedError(
+            f"{where} is of schema {schema!r}, this version knows {SCHEMA}: read it with a newer one"
+        )
+    missing = [name for name in ("arm", "asked", "prompt", "document") if name not in found]
+    if missing:
+        raise RefusedError(f"{where} is no record of a run: it lacks {', '.join(missing)}")
+    record = {**_DEFAULTS, "position": number - 1, **found}
+    record["model"] = record["model"] or {}
+    record["versions"] = record["versions"] or {}
+    record["kind"] = found.get("kind") or (STOCK if found["asked"] == STOCK else "engine")
+    if record["document"] is not None:
+        _check_document(record["document"], where)
+    if "valid" not in found:
+        record["invalid"] = _reasons(record)
+        record["valid"] = not record["invalid"]
+    record["invalid"] = [str(reason) for reason in record.get("invalid") or []]
+    if record["document"] is None:
+        # Whatever it says: without a document there is nothing to count.
+        record["valid"] = False
+    return record
+
+
+def _check_document(document: Any, where: str) -> None:
+    """RefusedError unless the figures that everything here is made of are there, and numbers."""
+    decode = document.get("decode") if isinstance(document, dict) else None
+    steps = decode.get("step_ms") if isinstance(decode, dict) else None
+    if not isinstance(decode, dict) or not isinstance(steps, list):
+        raise RefusedError(f"{where}: its document has no decode.step_ms, it is not of `run --json`")
+    wrong = [name for name in _STEP_FIGURES if not _is_number(decode.get(name))]
+    wrong += ["step_ms"] if not all(_is_number(ms) for ms in steps) else []
+    if wrong:
+        raise RefusedError(f"{where}: its document's decode has no number for {', '.join(wrong)}")
+    mechanism = document.get("mechanism")
+    if not isinstance(mechanism, dict) or "effective" not in mechanism:
+        raise RefusedError(f"{where}: its document does not say which mechanism ran")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+
+
+def _reasons(record: Record) -> list[str]:
+    """Why a record without a judgement of its own cannot be counted; [] when nothing speaks against it."""
+    reasons = []
+    document = record["document"]
+    if record["returncode"] != 0 or document is None:
+        last = str(record["error"]).strip().splitlines()[-1:] or ["without a word"]
+        reasons.append(f"failed with code {record['returncode']}: {last[0][-200:]}")
+    if record["oom_kills"]:
+        reasons.append(f"the kernel killed {record['oom_kills']} process for memory")
+    cached, size = record["cached_bytes_before"] or 0, record["model"].get("bytes") or 0
+    if record["cap_bytes"] is not None and size and cached > _WARM_SHARE * size:
+        reasons.append(f"began with {format_bytes(cached)} of the model in the page cache")
+    if document is not None:
+        if not document["decode"]["step_ms"]:
+            reasons.append("decoded nothing")
+        fallbacks = document["mechanism"].get("fallbacks") or []
+        if fallbacks and record["asked"] != "default":
+            reasons.append(f"not as asked: {'; '.join(map(str, fallbacks))}")
+    return reasons
+
+
+def _fill_boxes(records: list[Record]) -> None:
+    """Give each record its ``box``: its own, its document's, or (one that failed) that of a neighbour."""
+    for record in records:
+        record["box"] = record.get("box") or (record["document"] or {}).get("box")
+    for order in (records, records[::-1]):
+        last = None
+        for record in order:
+            if record["box"] is None:
+                record["box"] = last
+            last = record["box"]
+    for record in records:
+        record["box"] = record["box"] or {}

@@ -1,0 +1,293 @@
+"""What records add up to: one group for each directory, box and model, never across; in it, arms beside ceilings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from moestream.errors import RefusedError
+from moestream.reports import figures
+from moestream.reports.figures import Estimate, Split, estimate, median
+from moestream.reports.records import STOCK, BoxName, Record, Results
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs that differ in prompt and round alone. ``runs`` are valid, ``excluded`` are not and are in no figure.
+
+    ``rate`` in tokens a second, ``ratio`` to stock under the same cap, each pair of runs of one prompt and round.
+    ``floor_s``: the least a token can take, its compute with everything in memory or its bytes from the disk."""
+
+    name: str
+    label: str
+    mechanism: str
+    default: bool
+    cap_bytes: int | None
+    experiment: str | None
+    runs: tuple[Record, ...]
+    excluded: tuple[Record, ...]
+    rate: Estimate | None = None
+    ratio: Estimate | None = None
+    split: Split | None = None
+    percentiles: tuple[float | None, float | None, float | None] = (None, None, None)
+    floor_s: float | None = None
+
+    @property
+    def is_stock(self) -> bool:
+        return self.mechanism == STOCK
+
+    def of(self, figure: figures.Figure) -> float | None:
+        """The median of a figure over the valid runs."""
+        return median(figure(record) for record in self.runs)
+
+    @property
+    def floor_share(self) -> float | None:
+        """The floor over a token's time: 1 is as fast as the bytes it reads allow."""
+        return self.floor_s * self.rate.value if self.floor_s is not None and self.rate is not None else None
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What limits this box, and where each figure is from ('' where there is none)."""
+
+    disk_bytes_per_s: float | None = None
+    disk_source: str = ""
+    compute_s: float | None = None
+    compute_source: str = ""
+    demand_bytes: int | None = None
+
+    @property
+    def compute_rate(self) -> float | None:
+        """Tokens a second with every expert in memory."""
+        return 1 / self.compute_s if self.compute_s else None
+
+    @property
+    def disk_s(self) -> float | None:
+        """Seconds of disk a token when no expert is in memory."""
+        if not self.disk_bytes_per_s or not self.demand_bytes:
+            return None
+        return self.demand_bytes / self.disk_bytes_per_s
+
+    @property
+    def even_bytes(self) -> float | None:
+        """Bytes a token at which the disk takes as long as computing."""
+        if self.compute_s is None or self.disk_bytes_per_s is None:
+            return None
+        return self.compute_s * self.disk_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one directory, on one box, with one model."""
+
+    name: str
+    directory: Path
+    box: BoxName
+    facts: dict[str, Any]
+    model: dict[str, Any]
+    arms: tuple[Arm, ...]
+    ceilings: Ceilings
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def runs(self) -> list[Record]:
+        return [record for arm in self.arms for record in arm.runs]
+
+    @property
+    def caps(self) -> list[int | None]:
+        """The caps in the order of their first arm."""
+        return list(dict.fromkeys(arm.cap_bytes for arm in self.arms))
+
+    def under(self, cap: int | None) -> list[Arm]:
+        """The arms of a cap that have a valid run."""
+        return [arm for arm in self.arms if arm.cap_bytes == cap and arm.runs]
+
+
+def summarize(results: Sequence[Results], probe: Path | None = None) -> list[Group]:
+    """One group for each directory, box and model, named so that no two are called alike. ``probe``: a document of
+    ``moestream probe --json`` whose ceilings count where they are of the same box (and, for compute, model); the
+    directories' own ``probe*.json`` do too. Raises RefusedError for a file that is none."""
+    parts: list[tuple[Results, BoxName, str, list[Record]]] = []
+    for result in results:
+        found: dict[tuple[BoxName, str], list[Record]] = {}
+        for record in result.records:
+            which = BoxName.of(record["box"]), str(record["model"].get("identity") or "")
+            found.setdefault(which, []).append(record)
+        parts += [(result, box, model, records) for (box, model), records in found.items()]
+    groups = []
+    for number, (result, box, _, records) in enumerate(parts, 1):
+        same_name = [part[0].name for part in parts].count(result.name) > 1
+        name = f"{result.name} ({number})" if same_name else result.name
+        probes = [_read_probe(path) for path in sorted(result.directory.glob("probe*.json"))]
+        probes += [_read_probe(probe)] if probe is not None else []
+        siblings = sum(part[0] is result for part in parts) - 1
+        groups.append(_group(name, result, box, records, probes, siblings))
+    return groups
+
+
+def _read_probe(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RefusedError(
+            f"{path} cannot be read as a probe: {error}; `moestream probe --json` makes one"
+        ) from None
+    if not isinstance(found, dict) or found.get("schema") != 1 or not isinstance(found.get("box"), dict):
+        raise RefusedError(f"{path} is no probe of schema 1: `moestream probe --json {path}` makes one")
+    return found
+
+
+def _group(
+    name: str,
+    result: Results,
+    box: BoxName,
+    records: list[Record],
+    probes: Sequence[dict[str, Any]],
+    siblings: int,
+) -> Group:
+    documents = [record["document"] for record in records if record["document"] is not None]
+    described: dict[str, Any] = next((d["model"] for d in documents if isinstance(d.get("model"), dict)), {})
+    model = {**described, **records[0]["model"]}
+    arms = _arms(records)
+    ceilings = _ceilings(records, arms, model, box, probes)
+    notes = list(result.notes)
+    if siblings:
+        notes.append(
+            f"{result.name} holds runs of {siblings + 1} boxes or models: they are kept apart, and no figure is of both"
+        )
+    commits = {record["commit"] for record in records}
+    if len(commits) > 1:
+        notes.append(f"the runs are of {len(commits)} commits: {', '.join(str(c)[:12] for c in commits)}")
+    if any(record["modified"] for record in records):
+        notes.append("the code had changes that no commit holds")
+    if any(record["cap_bytes"] is not None and not record["caged"] for record in records):
+        notes.append("some caps were the engine's own and not enforced by the kernel")
+    facts = dict(records[0]["box"])
+    return Group(
+        name,
+        result.directory,
+        box,
+        facts,
+        model,
+        _finish(arms, ceilings),
+        ceilings,
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _arms(records: Sequence[Record]) -> list[Arm]:
+    """The arms in the order of their first run in the first round, stock first under each cap."""
+    order = sorted(records, key=lambda record: (record["round"], record["position"]))
+    found: dict[Key, list[Record]] = {}
+    for record in order:
+        names = ("experiment", "cap_bytes", "arm", "asked", "threads", "ctx", "batch", "tokens")
+        found.setdefault(tuple(record[name] for name in names), []).append(record)
+    arms = []
+    for mine in found.values():
+        valid = [record for record in mine if record["valid"]]
+        shown = (valid or mine)[0]
+        mechanism = (shown["document"] or {}).get("mechanism", {}).get("effective") or shown["asked"]
+        arms.append(
+            Arm(
+                name=str(shown["arm"]),
+                label="",
+                mechanism=str(mechanism),
+                default=shown["asked"] == "default",
+                cap_bytes=shown["cap_bytes"],
+                experiment=shown["experiment"],
+                runs=tuple(valid),
+                excluded=tuple(record for record in mine if not record["valid"]),
+                rate=estimate(figures.rate(record) for record in valid),
+                split=figures.split(valid),
+                percentiles=figures.step_percentiles(valid),
+            )
+        )
+    caps = list(dict.fromkeys(arm.cap_bytes for arm in arms))
+    arms.sort(key=lambda arm: (caps.index(arm.cap_bytes), not arm.is_stock))
+    return [replace(arm, label=label) for arm, label in zip(arms, _labels(arms), strict=True)]
+
+
+def short(mechanism: str) -> str:
+    """A mechanism's text without what goes without saying: ``arena+uring:8+lfu-decay:16``."""
+    store, *parts = mechanism.split("+")
+    common = {"none", "anon"} if store.startswith(("arena", "resident")) else {"none", "mapped"}
+    if store.startswith("resident"):
+        return store
+    return "+".join([store, *(part for part in parts if part not in common)])
+
+
+def _labels(arms: Sequence[Arm]) -> list[str]:
+    """A short label for each arm, no two alike under one cap: what is alike in short gets its arm's name."""
+    labels = [short(arm.mechanism) for arm in arms]
+    seen = [(arm.cap_bytes, label) for arm, label in zip(arms, labels, strict=True)]
+    return [
+        label if seen.count((arm.cap_bytes, label)) == 1 else f"{label} [{arm.name}]"
+        for arm, label in zip(arms, labels, strict=True)
+    ]
+
+
+def _ceilings(
+    records: Sequence[Record],
+    arms: Sequence[Arm],
+    model: dict[str, Any],
+    box: BoxName,
+    probes: Sequence[dict[str, Any]],
+) -> Ceilings:
+    """The best that a probe of this box or the runs themselves have shown."""
+    mine = [probe for probe in probes if BoxName.of(probe["box"]) == box]
+    of_model = [p for p in mine if (p.get("identity") or {}).get("model") == model.get("identity")]
+    probed = [p["disk_bytes_per_s"] for p in mine if p.get("disk_bytes_per_s")]
+    measured = [record["disk_bytes_per_s"] for record in records if record["disk_bytes_per_s"]]
+    disk = max(probed + measured, default=None)
+    compute = [p["compute_s_per_token"] for p in of_model if p.get("compute_s_per_token")]
+    held = [arm for arm in arms if arm.mechanism.startswith("resident") and arm.rate is not None]
+    held = held or [arm for arm in arms if arm.is_stock and arm.cap_bytes is None and arm.rate is not None]
+    own = [1 / arm.rate.value for arm in held if arm.rate is not None]
+    compute_s = min(compute + own, default=None)
+    return Ceilings(
+        disk_bytes_per_s=disk,
+        disk_source=""
+        if disk is None
+        else "probe"
+        if disk in probed
+        else "the best of one measurement a run",
+        compute_s=compute_s,
+        compute_source=""
+        if compute_s is None
+        else "probe"
+        if compute_s in compute
+        else f"{held[0].label}, everything in memory",
+        demand_bytes=model.get("demand_bytes_per_token"),
+    )
+
+
+def _finish(arms: Sequence[Arm], ceilings: Ceilings) -> tuple[Arm, ...]:
+    """Each arm with its ratio to stock and its floor."""
+    finished = []
+    for arm in arms:
+        stock = next((other for other in arms if other.is_stock and other.cap_bytes == arm.cap_bytes), None)
+        read = arm.of(figures.read_per_token)
+        floor = None
+        if read is not None and ceilings.compute_s is not None and ceilings.disk_bytes_per_s:
+            floor = max(ceilings.compute_s, read / ceilings.disk_bytes_per_s)
+        ratio = estimate(paired(arm.runs, stock.runs)) if stock is not None else None
+        finished.append(replace(arm, floor_s=floor, ratio=ratio))
+    return tuple(finished)
+
+
+def paired(runs: Sequence[Record], others: Sequence[Record]) -> list[float]:
+    """Rates over rates of the same prompt and round; of the same prompt where the other has no such round."""
+    ratios = []
+    for record in runs:
+        same = [other for other in others if other["prompt"] == record["prompt"]]
+        same = [other for other in same if other["round"] == record["round"]] or same
+        theirs = median(figures.rate(other) for other in same)
+        ours = figures.rate(record)
+        if ours and theirs:
+            ratios.append(ours / theirs)
+    return ratios

@@ -1,0 +1,283 @@
+"""The report's tables as plain values: every output (text, markdown, HTML) shows the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moestream.reports import figures
+from moestream.reports.figures import Estimate
+from moestream.reports.records import Record
+from moestream.reports.summary import Arm, Group, paired
+from moestream.units import format_bytes
+
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """``rows`` of as many cells as ``columns``; the first ``heads`` columns name a row, all others are figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    heads: int = 2
+    notes: tuple[str, ...] = ()
+
+
+def cap_text(cap_bytes: int | None) -> str:
+    return "no cap" if cap_bytes is None else format_bytes(cap_bytes)
+
+
+def number(value: float | None, digits: int = 1, scale: float = 1.0) -> str:
+    return UNKNOWN if value is None else f"{value * scale:.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0%}"
+
+
+def with_interval(found: Estimate | None, digits: int = 2) -> str:
+    """``8.82 (7.02 … 12.32)``; the value alone where one run made it."""
+    if found is None:
+        return UNKNOWN
+    if found.low is None or found.high is None:
+        return f"{found.value:.{digits}f}"
+    return f"{found.value:.{digits}f} ({found.low:.{digits}f} … {found.high:.{digits}f})"
+
+
+def name_of(arm: Arm) -> str:
+    return arm.label + (" (default)" if arm.default else "")
+
+
+def _ran(group: Group) -> list[Arm]:
+    return [arm for arm in group.arms if arm.runs]
+
+
+def speed_table(group: Group) -> Table:
+    """How fast each arm was, and how much of what its bytes and this box allow."""
+    rows = [
+        (
+            cap_text(arm.cap_bytes),
+            name_of(arm),
+            with_interval(arm.rate),
+            with_interval(arm.ratio),
+            *(number(value, 0, 1e3) for value in arm.percentiles),
+            number(1 / arm.floor_s if arm.floor_s else None, 1),
+            share(arm.floor_share),
+            str(len(arm.runs)),
+        )
+        for arm in _ran(group)
+    ]
+    columns = (
+        "cap",
+        "mechanism",
+        "tok/s",
+        "x stock",
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+        "floor tok/s",
+        "of floor",
+        "n",
+    )
+    notes = [
+        "tok/s and x stock: median of n runs (a prompt, a round) and its 95 % bootstrap interval; x stock pairs runs "
+        "of the same prompt and cap. p50, p95, p99: of all decoded tokens. floor: max(compute with all in memory, "
+        "the bytes it read at the disk's best rate); above 100 % the disk was faster than when it was measured."
+    ]
+    return Table("Speed", columns, tuple(rows), notes=tuple(notes + _lengths(group)))
+
+
+def _lengths(group: Group) -> list[str]:
+    """Arms that generated another number of tokens than most."""
+    steps = [(arm, arm.runs[0]["document"]["decode"]["tokens"]) for arm in _ran(group)]
+    longest = max((count for _, count in steps), default=0)
+    fewer = [
+        f"{arm.label} under {cap_text(arm.cap_bytes)} {count}" for arm, count in steps if count < longest
+    ]
+    return [f"{longest} tokens decoded a run; fewer by {', '.join(fewer)}."] if fewer else []
+
+
+def work_table(group: Group) -> Table:
+    """What each arm read and spent for a token."""
+    rows = []
+    for arm in _ran(group):
+        split = arm.split
+        rows.append(
+            (
+                cap_text(arm.cap_bytes),
+                name_of(arm),
+                share(arm.of(figures.hit_rate)),
+                number(arm.of(lambda record: figures.per_token(record, "bytes_read")), 0, 1e-6),
+                number(arm.of(lambda record: figures.per_token(record, "read_bytes_os")), 0, 1e-6),
+                number(split.stall_s if split else None, 1, 1e3),
+                number(split.compute_s if split else None, 1, 1e3),
+                number(split.memory_work_s if split else None, 1, 1e3),
+                number(arm.of(lambda record: figures.per_token(record, "majflt")), 0),
+                number(arm.of(figures.cpu_per_token), 0, 1e3),
+                number(arm.of(figures.cpu_per_gb), 2),
+                number(arm.of(figures.held_bytes), 0, 1e-6),
+            )
+        )
+    columns = (
+        "cap", "mechanism", "hits", "MB by engine", "MB by kernel", "stall ms", "compute ms", "memory work ms",
+        "major faults", "CPU ms", "CPU s/GB", "peak MB",
+    )  # fmt: skip
+    notes = (
+        "A decoded token's share of each. hits: routed experts that were in memory. MB: read, by the engine's account "
+        "(asked for, where the kernel is asked) and by the kernel's. Where no route is seen, waiting for page faults "
+        "is in compute. peak: memory the kernel could not take back.",
+    )
+    return Table("What a token costs", columns, tuple(rows), notes=notes)
+
+
+def excluded_table(group: Group) -> Table | None:
+    """The runs that are in no figure, and why; None when all are."""
+    rows: list[tuple[str, ...]] = []
+    for arm in group.arms:
+        for record in arm.excluded:
+            why = "; ".join(record["invalid"]) or "it wrote no document"
+            rows.append((cap_text(arm.cap_bytes), name_of(arm), _run_name(record), why))
+    if not rows:
+        return None
+    return Table("Runs in no figure", ("cap", "mechanism", "run", "why"), tuple(rows), heads=4)
+
+
+def _run_name(record: Record) -> str:
+    return f"{record['prompt']}, round {int(record['round']) + 1}"
+
+
+def box_table(group: Group) -> Table:
+    """What the box is, what was measured with, and the ceilings."""
+    facts, ceilings, model = group.facts, group.ceilings, group.model
+    first = group.arms[0].runs[0] if group.arms[0].runs else group.arms[0].excluded[0]
+    disk = ceilings.disk_bytes_per_s
+    rows = [
+        ("box", str(group.box)),
+        ("memory", _memory(facts)),
+        ("model", _model(model)),
+        ("disk ceiling", f"{format_bytes(disk)}/s ({ceilings.disk_source})" if disk else "not measured"),
+        ("compute ceiling", _compute(group)),
+        ("a token asks for", _demand(group)),
+        ("settings", f"{first['threads']} threads, context {first['ctx']}, batch {first['batch']}"),
+        ("code", _code(first)),
+        ("measured", _dates(group)),
+        ("cap", _cap(group)),
+    ]  # fmt: skip
+    return Table("What was measured, on what", ("", ""), tuple(rows))
+
+
+def _code(record: Record) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return f"commit {str(record['commit'] or 'unknown')[:12]}{', changed' if record['modified'] else ''}; {versions}"
+
+
+def _memory(facts: dict[str, object]) -> str:
+    swap, ahead = facts.get("swap_bytes"), facts.get("read_ahead_kb")
+    text = f"huge pages {facts.get('huge_pages', 'unknown')}, "
+    text += f"swap {format_bytes(swap)}" if isinstance(swap, int) and swap else "no swap"
+    return text + (f", read-ahead {ahead} KiB" if ahead is not None else "")
+
+
+def _model(model: dict[str, object]) -> str:
+    size, experts = model.get("bytes"), model.get("experts")
+    text = f"{model.get('name') or 'unknown'}"
+    text += f", {format_bytes(size)}" if isinstance(size, int) else ""
+    if experts is not None:
+        text += f", {model.get('layers')} layers of {experts} experts, {model.get('experts_used')} used"
+    return text + (f" ({model['identity']})" if model.get("identity") else "")
+
+
+def _compute(group: Group) -> str:
+    rate, source = group.ceilings.compute_rate, group.ceilings.compute_source
+    return f"{rate:.1f} tok/s, {1e3 / rate:.1f} ms a token ({source})" if rate else "not measured"
+
+
+def _demand(group: Group) -> str:
+    ceilings = group.ceilings
+    if ceilings.demand_bytes is None:
+        return "unknown"
+    text = f"{format_bytes(ceilings.demand_bytes)} of experts"
+    return text + (
+        f": {ceilings.disk_s * 1e3:.0f} ms of disk where none is in memory" if ceilings.disk_s else ""
+    )
+
+
+def _dates(group: Group) -> str:
+    dates = sorted(str(record["date"])[:16].replace("T", " ") for record in group.runs if record["date"])
+    if not dates:
+        return "unknown"
+    return f"{dates[0]} to {dates[-1]} UTC, {len(group.runs)} valid runs"
+
+
+def _cap(group: Group) -> str:
+    capped = [record for record in group.runs if record["cap_bytes"] is not None]
+    if not capped:
+        return "none"
+    if all(record["caged"] for record in capped):
+        return "a memory cgroup around the whole process"
+    return "the engine's own for some runs: NOT enforced by the kernel"
+
+
+def comparison(groups: Sequence[Group]) -> Table | None:
+    """The arms that several groups have, a column each; None of one group or none in common. Only groups of one box and
+    model get a ratio: a ratio over boxes would be of two things at once."""
+    if len(groups) < 2:
+        return None
+    keys: dict[tuple[int | None, str], list[Arm | None]] = {}
+    for at, group in enumerate(groups):
+        for arm in _ran(group):
+            keys.setdefault((arm.cap_bytes, arm.label), [None] * len(groups))[at] = arm
+    shared = {key: arms for key, arms in keys.items() if sum(arm is not None for arm in arms) > 1}
+    if not shared:
+        return None
+    same = len({(group.box, group.model.get("identity")) for group in groups}) == 1
+    rows = []
+    for (cap, label), arms in shared.items():
+        row = [cap_text(cap), label, *(with_interval(arm.rate if arm else None) for arm in arms)]
+        if same:
+            row.append(_ratio(arms))
+        rows.append(tuple(row))
+    columns = ("cap", "mechanism", *(f"{group.name}, tok/s" for group in groups))
+    if same:
+        notes = ("last over first: the median of runs of the same prompt and round, with its 95 % interval.",)
+        return Table("Side by side", (*columns, "last / first"), tuple(rows), notes=notes)
+    what = "boxes" if len({group.box for group in groups}) > 1 else "models"
+    notes = (f"These are of different {what}: side by side, never averaged, and no ratio is formed.",)
+    return Table("Side by side", columns, tuple(rows), notes=notes)
+
+
+def _ratio(arms: Sequence[Arm | None]) -> str:
+    first, last = arms[0], arms[-1]
+    if first is None or last is None:
+        return UNKNOWN
+    return with_interval(figures.estimate(paired(last.runs, first.runs)))
+
+
+def headline(group: Group) -> list[str]:
+    """The answer in a sentence for each cap: the fastest, how sure that is, what limits it."""
+    lines = []
+    for cap in group.caps:
+        arms = [arm for arm in group.under(cap) if arm.rate is not None]
+        if not arms:
+            continue
+        best = max(arms, key=lambda arm: arm.rate.value if arm.rate else 0.0)
+        text = f"{cap_text(cap)}: {name_of(best)}, {with_interval(best.rate, 1)} tok/s"
+        if best.ratio is not None and not best.is_stock:
+            text += f", {with_interval(best.ratio, 1)} times stock llama.cpp"
+        if best.floor_share is not None:
+            text += f", {min(best.floor_share, 1):.0%} of what its bytes and this box allow"
+        even = [name_of(arm) for arm in arms if arm is not best and not _shown_faster(best, arm)]
+        if even:
+            text += f"; no difference shown to {' or '.join(even)}"
+        elif len(arms) > 1:
+            text += f"; faster than the other {len(arms) - 1}" if len(arms) > 2 else "; faster than the other"
+        lines.append(text + ".")
+    return lines
+
+
+def _shown_faster(best: Arm, other: Arm) -> bool:
+    """Whether all of the interval of the ratio, run for run of one prompt and round, lies above 1."""
+    ratio = figures.estimate(paired(best.runs, other.runs))
+    return ratio is not None and ratio.low is not None and ratio.low > 1

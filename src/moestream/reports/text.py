@@ -1,0 +1,120 @@
+"""Reports for a terminal, and as markdown: the same tables and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO, Any
+
+from moestream.reports import tables
+from moestream.reports.repeat import commands
+from moestream.reports.summary import Group
+from moestream.reports.tables import Table
+
+_BAR = 24
+
+
+def sections(group: Group) -> list[Table]:
+    """A group's tables in the order of reading."""
+    found = [tables.box_table(group), tables.speed_table(group), tables.work_table(group)]
+    excluded = tables.excluded_table(group)
+    return [*found, excluded] if excluded is not None else found
+
+
+def print_report(groups: Sequence[Group], file: IO[str], width: int | None) -> None:
+    """Everything for a terminal of ``width`` columns (None: as wide as it is)."""
+    from rich.console import Console
+
+    console = Console(file=file, width=width, highlight=False, markup=False)
+    together = tables.comparison(groups)
+    if together is not None:
+        _print_table(console, together)
+    for group in groups:
+        console.print(f"{group.name}: {group.box}", soft_wrap=True)
+        for line in (*tables.headline(group), *(f"note: {note}" for note in group.notes)):
+            console.print(line, soft_wrap=True)
+        console.print()
+        for bar in bars(group):
+            console.print(bar, soft_wrap=True)
+        for table in sections(group):
+            _print_table(console, table)
+        console.print("To repeat it:")
+        for command in commands(group):
+            console.print(f"  {command}", soft_wrap=True)
+        console.print()
+
+
+def bars(group: Group) -> list[str]:
+    """Each arm's rate as a bar of text, in one scale up to the compute ceiling."""
+    arms = [arm for arm in group.arms if arm.rate is not None]
+    rates = [arm.rate.value for arm in arms if arm.rate is not None]
+    most = max([*rates, group.ceilings.compute_rate or 0.0], default=0.0)
+    if most <= 0:
+        return []
+    names = [f"{tables.cap_text(arm.cap_bytes)}  {arm.label}" for arm in arms]
+    wide = max(map(len, names))
+    lines = []
+    for name, rate in zip(names, rates, strict=True):
+        full, rest = divmod(round(rate / most * _BAR * 8), 8)
+        drawn = "█" * full + ("▏▎▍▌▋▊▉"[rest - 1] if rest else "")
+        lines.append(f"{name:<{wide}}  {drawn:<{_BAR}}  {rate:.2f} tok/s")
+    return lines
+
+
+def _print_table(console: Any, table: Table) -> None:
+    from rich import box
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(
+        title=table.title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_header=any(table.columns),
+    )
+    for at, column in enumerate(table.columns):
+        drawn.add_column(
+            column, justify="left" if at < table.heads else "right", overflow="fold", no_wrap=at < 2
+        )
+    for row in table.rows:
+        drawn.add_row(*row)
+    console.print(drawn)
+    for note in table.notes:
+        console.print(f"  {note}")
+    console.print()
+
+
+def markdown(groups: Sequence[Group]) -> str:
+    """The whole report as markdown."""
+    lines = [f"# {', '.join(group.name for group in groups)}", ""]
+    together = tables.comparison(groups)
+    if together is not None:
+        lines += _markdown_table(together)
+    for group in groups:
+        lines += [f"## {group.name}", ""]
+        lines += [f"- {_escaped(line)}" for line in tables.headline(group)]
+        lines += [f"- note: {_escaped(note)}" for note in group.notes]
+        lines.append("")
+        for table in sections(group):
+            lines += _markdown_table(table)
+        lines += ["### To repeat it", "", "```", *commands(group), "```", ""]
+    return "\n".join(lines)
+
+
+def _markdown_table(table: Table) -> list[str]:
+    lines = [f"### {table.title}", "", _row(table.columns)]
+    lines.append(
+        "|" + "|".join("---" if at < table.heads else "---:" for at in range(len(table.columns))) + "|"
+    )
+    lines += [_row(row) for row in table.rows]
+    return [*lines, "", *(f"{_escaped(note)}\n" for note in table.notes)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
+
+
+def _escaped(text: str) -> str:
+    """Text that markdown shows as it is, in one line."""
+    for mark in ("\\", "|", "`", "*", "_"):
+        text = text.replace(mark, "\\" + mark)
+    return " ".join(text.replace("<", "&lt;").split())
