@@ -251,10 +251,7 @@ bool ArenaStore::route(uint32_t bank, std::span<const RoutedExpert> experts, uin
     if (geometry_.part_of_bank(bank) == kNone) return true;
     routed_.assign(experts.begin(), experts.end());
     if (!cache_->route(experts, token, tokens, loads_)) {
-        fail(0, "layer " + std::to_string(index_.banks()[bank].layer) + " needs " + std::to_string(experts.size()) +
-                    " experts at once and the budget holds " +
-                    std::to_string(cache_->parts()[geometry_.part_of_bank(bank)].capacity) +
-                    ": use a smaller n_batch or name more memory");
+        refuse_width(*cache_, bank, experts.size());
         return false;
     }
     for (const Load& load : loads_) {

@@ -153,6 +153,13 @@ std::unique_ptr<ExpertCache> ShardedStore::make_expert_cache(std::span<const uin
                                          options_.seeds.priority);
 }
 
+void ShardedStore::refuse_width(const ExpertCache& cache, uint32_t bank, size_t experts) {
+    fail(0, "layer " + std::to_string(index_.banks()[bank].layer) + " needs " + std::to_string(experts) +
+                " experts at once and the budget holds " +
+                std::to_string(cache.parts()[geometry_.part_of_bank(bank)].capacity) +
+                ": use a smaller n_batch or name more memory");
+}
+
 void ShardedStore::read_tail(uint32_t shard, uint64_t begin, uint64_t end) {
     auto& region = regions_[shard];
     for (uint64_t at = begin; at < end;) {

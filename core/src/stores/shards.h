@@ -49,6 +49,8 @@ class ShardedStore : public Store {
     // The cache of the movable experts, so many of each part.
     std::unique_ptr<ExpertCache> make_expert_cache(std::span<const uint32_t> capacities) const;
     void fail(int error, std::string what);
+    // A route that is wider than its part's budget.
+    void refuse_width(const ExpertCache& cache, uint32_t bank, size_t experts);
     void fail_read(uint32_t expert, uint32_t slot, const Completion& completion);
     // A buffered read leaves its bytes in the page cache too, where they would only take memory from experts.
     void forget_cached(uint32_t tensor, uint32_t id) const;

@@ -88,16 +88,11 @@ def format_layers(layers: list[int]) -> str:
 
 def _print_tables(description: dict[str, Any]) -> None:
     # Rich takes longer to import than a header takes to read; --json does not need it.
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
-    facts = Table(box=None, show_header=False, pad_edge=False)
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for label, value in _facts(description):
-        facts.add_row(label, value)
-    console.print(facts)
+    from moestream.cli.facts import print_facts
+
+    console = print_facts(_facts(description))
     if description["banks"]:
         experts = Table("layers", "role", "type", title="Experts", title_justify="left")
         for column in ("slab", "slab bytes", "experts", "used"):

@@ -30,7 +30,7 @@ COMMANDS = {
     "mechanisms": "List every part of a mechanism, and what this box has.",
     "trace": "Show a recorded run, export it, or finish one cut short.",
     "replay": "Say what other policies and budgets would have read.",
-    "analyze": "Show how skewed and local a trace's routing is, and what could be known of it in advance.",
+    "analyze": "Show a trace's skew and locality, and what could be foreseen.",
     "fit": "Fit a predictor to traces.",
     "report": "Show what runs measured, as text, markdown or one HTML page.",
     "demo-model": "Build the demo model, 3.2 GB, from an installed package.",

@@ -118,16 +118,11 @@ def _row(phase: str, number: int, step: Any) -> dict[str, Any]:
 
 
 def _print(description: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
-    facts = Table(box=None, show_header=False, pad_edge=False)
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for label, value in _facts(description):
-        facts.add_row(label, value)
-    console.print(facts)
+    from moestream.cli.facts import print_facts
+
+    console = print_facts(_facts(description))
     if not description["steps"]:
         console.print("no steps were recorded")
         return
