@@ -1,0 +1,167 @@
+"""From figures to a verdict: ``agrees``, ``disagrees`` or ``cannot tell``, and never a word inside the noise.
+
+Pure functions. A claim is judged on all its values, not on their mean: it agrees when the whole interval lies within
+the claim's bounds, disagrees when the whole interval lies outside, and else nothing can be said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from moestream.lab.experiment import Claim
+from moestream.lab.experiment_figures import FIGURES
+from moestream.units import format_bytes
+
+AGREES, DISAGREES, CANNOT_TELL = "agrees", "disagrees", "cannot tell"
+#: Two equal arms differ by this much (measured by others on a quiet box as 6 %): no timed figure is known better.
+NOISE = 0.06
+#: A timed figure of fewer values says nothing.
+FEWEST_TIMED = 2
+#: Fewer values than this have a range; more, a bootstrap interval of their mean.
+FEWEST_BOOTSTRAP = 5
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One observation: ``arm`` as claims name it; ``prompt`` and ``round`` (or layer) pair it with other arms';
+    ``figures`` by name, what is not known left out."""
+
+    arm: str
+    prompt: str
+    round: int
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """``value``: the mean (of ratios the geometric one); ``low``, ``high``: where it may be; ``n``: of how many."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with what was seen. ``interval`` is None where nothing was; ``why``: a sentence for the word."""
+
+    claim: Claim
+    word: str
+    interval: Interval | None
+    why: str
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values."""
+        interval = asdict(self.interval) if self.interval is not None else None
+        return {**asdict(self.claim), "word": self.word, "seen": interval, "why": self.why}
+
+
+def judge(claim: Claim, samples: Sequence[Sample]) -> Judged:
+    """Compare a claim with what was seen."""
+    timed = FIGURES[claim.figure].timed
+    values = seen(claim, samples)
+    if not values:
+        lacking = [arm for arm in claim.arms if not _of_arm(arm, claim, samples)]
+        what = (
+            f"no valid value of {' or of '.join(lacking)}"
+            if lacking
+            else "no two values that belong together"
+        )
+        return Judged(claim, CANNOT_TELL, None, what)
+    made = interval(values, ratio=claim.over is not None, noise=NOISE if timed else 0.0)
+    if timed and len(values) < FEWEST_TIMED:
+        return Judged(
+            claim, CANNOT_TELL, made, f"{len(values)} value of a time: {FEWEST_TIMED} or more are needed"
+        )
+    low = claim.at_least if claim.at_least is not None else -math.inf
+    high = claim.at_most if claim.at_most is not None else math.inf
+    if low <= made.low and made.high <= high:
+        return Judged(claim, AGREES, made, "the whole interval is within the bounds")
+    if made.high < low or made.low > high:
+        return Judged(claim, DISAGREES, made, "the whole interval is outside the bounds")
+    return Judged(
+        claim, CANNOT_TELL, made, "the interval lies across a bound: more repeats, or a quieter box"
+    )
+
+
+def overall(judged: Sequence[Judged]) -> str:
+    """One word for all claims: any that disagrees decides; all must agree to agree."""
+    words = [one.word for one in judged]
+    if DISAGREES in words:
+        return DISAGREES
+    return AGREES if words and all(word == AGREES for word in words) else CANNOT_TELL
+
+
+def seen(claim: Claim, samples: Sequence[Sample]) -> list[float]:
+    """The claim's values: the figure's, or ratios of two arms' figures of the same prompt and round."""
+    ours = _of_arm(claim.of, claim, samples)
+    if claim.over is None:
+        return list(ours.values())
+    theirs = _of_arm(claim.over, claim, samples)
+    return [ours[pair] / theirs[pair] for pair in ours if theirs.get(pair)]
+
+
+def interval(values: Sequence[float], *, ratio: bool, noise: float) -> Interval:
+    """Where the mean of at least one value may be: their range, or of many a bootstrap interval; ``noise`` wider on
+    both sides. Ratios are averaged by their logarithms, where they all have one."""
+    logs = ratio and all(value > 0 for value in values)
+    scaled = [math.log(value) if logs else value for value in values]
+    mean = math.fsum(scaled) / len(scaled)
+    low, high = _bootstrap(scaled) if len(scaled) >= FEWEST_BOOTSTRAP else (min(scaled), max(scaled))
+    if logs:
+        mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
+    return Interval(mean, low - abs(low) * noise, high + abs(high) * noise, len(values))
+
+
+def _bootstrap(values: Sequence[float]) -> tuple[float, float]:
+    """Always the same for the same values."""
+    if min(values) == max(values):
+        return values[0], values[0]
+    import numpy as np
+    from scipy.stats import bootstrap
+
+    found = bootstrap(
+        (np.asarray(values),),
+        np.mean,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def _of_arm(arm: str, claim: Claim, samples: Sequence[Sample]) -> dict[tuple[str, int], float]:
+    return {
+        (sample.prompt, sample.round): sample.figures[claim.figure]
+        for sample in samples
+        if sample.arm == arm
+        and claim.figure in sample.figures
+        and (claim.prompt is None or sample.prompt == claim.prompt)
+    }
+
+
+def table(figures: Sequence[str], samples: Sequence[Sample]) -> dict[str, dict[str, Interval]]:
+    """By arm (in the order they were seen) and figure, its mean and range."""
+    made: dict[str, dict[str, Interval]] = {}
+    for arm in dict.fromkeys(sample.arm for sample in samples):
+        mine = [sample for sample in samples if sample.arm == arm]
+        made[arm] = {
+            name: interval(values, ratio=False, noise=0.0)
+            for name in figures
+            if (values := [sample.figures[name] for sample in mine if name in sample.figures])
+        }
+    return made
+
+
+def shown(value: float, unit: str) -> str:
+    """A figure for people."""
+    if unit == "B":
+        return format_bytes(value)
+    if unit == "s":
+        return f"{value * 1e3:.3g} ms" if abs(value) < 1 else f"{value:.3g} s"
+    return f"{value:.1%}" if unit == "share" else f"{value:.3g}"
