@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json as json_module
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from moestream.errors import ModelError
 
 lab = typer.Typer(
     add_completion=False,
@@ -59,3 +63,78 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
             row["name"], row["kind"], minutes(row["seconds_quick"]), minutes(row["seconds"]), row["question"]
         )
     Console(highlight=False, markup=False).print(table)
+
+
+@lab.command()
+def run(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Of `lab list`; or all.")],
+    model: Annotated[str, typer.Option(help="A GGUF file (any shard), or demo.")] = "demo",
+    ram: Annotated[
+        str | None,
+        typer.Option(help="Instead of a third of the model, for arms that name no cap of their own."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts, repeats and tokens.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for runs.jsonl and verdict.json; of several, one for each in it."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what --out already holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Begin anew where --out holds one.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON array of verdicts instead of text.")
+    ] = False,
+) -> None:
+    """Run experiments and say whether this box agrees with what their source found.
+
+    Each ends in agrees, disagrees or cannot tell. A file that one needs beside the model is made in the cache
+    directory first, and kept until `lab clean`.
+    """
+    from moestream.lab.experiment import experiments, find
+    from moestream.lab.experiment_plan import check_cap
+    from moestream.lab.session import Asked, run_all
+    from moestream.model import check_architecture, locate, read_model
+    from moestream.units import parse_size
+
+    chosen = (
+        list(experiments().values()) if names == ["all"] else [find(name) for name in dict.fromkeys(names)]
+    )
+    cap = parse_size(ram) if ram is not None else None
+    for one in chosen:
+        if len(chosen) == 1:
+            check_cap(one, cap)
+    found = read_model(locate(model))
+    check_architecture(found)
+    if not found.is_moe:
+        raise ModelError(
+            f"{found.name or found.arch} has no experts: an experiment needs a mixture of experts"
+        )
+    asked = Asked(found, cap, quick, out, resume, force)
+    outcomes = run_all(chosen, asked, tell=None if json else _tell, say=_say)
+    if json:
+        print(json_module.dumps(outcomes, indent=1))
+
+
+@lab.command()
+def clean() -> None:
+    """Remove the files that experiments made in the cache directory. The demo model stays."""
+    from moestream.lab.files import clean as remove
+    from moestream.lab.files import directory
+    from moestream.units import format_bytes
+
+    removed = remove()
+    for path, size in removed:
+        print(f"removed {path} ({format_bytes(size)})")
+    if not removed:
+        print(f"nothing to remove in {directory()}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _tell(outcome: dict[str, Any]) -> None:
+    from moestream.lab.experiment_text import outcome_lines
+
+    for line in outcome_lines(outcome):
+        print(line)
+    print(flush=True)

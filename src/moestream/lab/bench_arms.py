@@ -78,7 +78,8 @@ class Arm:
     """One row of the table. ``cap_bytes``: the cgroup's limit and what the engine is told, None for no cap.
     ``mechanism``: its text, ``stock`` for plain llama.cpp, None for the default. ``ram_bytes``: what the engine
     is told without a cgroup. ``warm``: the file is in the page cache before. ``tokens``: its own number.
-    ``prompts``: the names of those it is given, None for all. ``lever``: what it adds to the arm before it."""
+    ``prompts``: the names of those it is given, None for all. ``lever``: what it adds to the arm before it.
+    ``expert_bytes``: at most this much of the cap goes to experts."""
 
     key: str
     cap_bytes: int | None
@@ -88,6 +89,7 @@ class Arm:
     tokens: int | None = None
     prompts: tuple[str, ...] | None = None
     lever: str = ""
+    expert_bytes: int | None = None
 
     @property
     def kind(self) -> str:

@@ -26,6 +26,8 @@ _TOKEN_S = {
 _DROPPING, _FRESH = 3.0, 1.7
 #: Seconds a GB: to read a model whole, to write a copy, to make it anew in another quantisation.
 _WHOLE_S_PER_GB, _COPY_S_PER_GB, _FILE_S_PER_GB = 1.0, 4.0, {"aligned": 5.0, "requantized": 45.0}
+#: A cap is a multiple of this: a cgroup rounds its limit down to pages, and a cap above it would not be as asked.
+_WHOLE = 1 << 20
 #: Seconds an analysis takes beside its runs.
 _ANALYSIS_S = 5.0
 
@@ -97,7 +99,7 @@ def _cap(arm: ArmSpec, settings: Settings, sizes: Sizes, override: int | None) -
     if arm.cap is None and override is not None and settings.cap != NO_CAP:
         return override
     share = arm.cap if arm.cap is not None else settings.cap
-    return None if isinstance(share, str) else int(share * sizes.bytes)
+    return None if isinstance(share, str) else int(share * sizes.bytes) // _WHOLE * _WHOLE
 
 
 def _budget(arm: ArmSpec, sizes: Sizes) -> int | None:

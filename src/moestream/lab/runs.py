@@ -176,6 +176,7 @@ def command(setup: Setup, arm: Arm, text: str, result: Path) -> list[str]:
         ram = arm.cap_bytes or arm.ram_bytes
         words += ["--ram", str(ram)] if ram is not None else []
         words += ["--mechanism", arm.mechanism] if arm.mechanism is not None else []
+        words += ["--expert-bytes", str(arm.expert_bytes)] if arm.expert_bytes is not None else []
     return words
 
 

@@ -29,6 +29,7 @@ def measure(options: Any) -> dict[str, Any]:
         mechanism=options.mechanism,
         strict=options.mechanism is not None,
         trace=options.trace,
+        _expert_bytes=options.expert_bytes,
         n_ctx=options.ctx,
         n_batch=options.batch,
         n_threads=options.threads,
@@ -50,6 +51,7 @@ def main() -> int:
     parser = arguments("One run of the engine for the lab.")
     parser.add_argument("--ram", help="the cap; left out: what the box has to spare")
     parser.add_argument("--mechanism", help="left out: the default, with its fallbacks")
+    parser.add_argument("--expert-bytes", type=int, help="at most this much of the cap goes to experts")
     parser.add_argument("--trace", type=Path, help="record routes, reads and steps in this Parquet file")
     options = parser.parse_args()
     die_with_parent()

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moestream.errors import ModelError
-from moestream.make.output import Progress, TensorSource, TensorSpec, write_model
+from moestream.make.output import Progress, TensorSource, TensorSpec, copy_metadata, write_model
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -112,13 +112,9 @@ def _is_expert(name: str) -> bool:
 
 
 def _copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        value = field.contents()
-        if key == "general.name":
-            value = f"{value}, upcycled to {EXPERTS} experts"
-        writer.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    named = reader.fields.get("general.name")
+    name = f"{named.contents()}, upcycled to {EXPERTS} experts" if named is not None else None
+    copy_metadata(reader, writer, {"general.name": name})
     writer.add_expert_count(EXPERTS)
     writer.add_expert_used_count(EXPERTS_USED)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +75,8 @@ def write_model(
     """Write ``out`` with the given metadata and tensors, in order, and return it.
 
     The file is written under another name in the same directory and renamed at the end, so that ``out`` is
-    either the whole file or what it was before. Raises RefusedError when the disk has no room (found
+    either the whole file or what it was before. Tensors begin at multiples of 32 bytes, or of what ``add_metadata`` has
+    set with ``add_custom_alignment``. Raises RefusedError when the disk has no room (found
     beforehand where it can be) and when the directory cannot be written.
     """
     import gguf
@@ -94,10 +95,22 @@ def write_model(
         try:
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            _write_tensors(_only_file(writer), tensors, total, progress)
+            _write_tensors(_only_file(writer), tensors, total, writer.data_alignment, progress)
         finally:
             writer.close()
     return out
+
+
+def copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, change: Mapping[str, Any]) -> None:
+    """Every key of a file, in its order, but those that the writer itself writes. ``change``: other values for keys
+    that are there; with None, the key is left out."""
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        value = change[key] if key in change else field.contents()
+        if value is not None:
+            kind = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(key, value, field.types[0], kind)
 
 
 def _only_file(writer: gguf.GGUFWriter) -> Any:
@@ -109,9 +122,11 @@ def _only_file(writer: gguf.GGUFWriter) -> Any:
     return files[0]
 
 
-def _write_tensors(file: Any, tensors: Sequence[TensorSource], total: int, progress: Progress | None) -> None:
+def _write_tensors(
+    file: Any, tensors: Sequence[TensorSource], total: int, alignment: int, progress: Progress | None
+) -> None:
     done = 0
-    file.write(b"\0" * (-file.tell() % ALIGNMENT))
+    file.write(b"\0" * (-file.tell() % alignment))
     for spec, chunks in tensors:
         written = 0
         for chunk in chunks():
@@ -121,7 +136,7 @@ def _write_tensors(file: Any, tensors: Sequence[TensorSource], total: int, progr
                 progress("writing", done + written, total)
         if written != spec.nbytes:
             raise MoestreamError(f"{spec.name}: {written} bytes were made where the type needs {spec.nbytes}")
-        file.write(b"\0" * (-spec.nbytes % ALIGNMENT))
+        file.write(b"\0" * (-spec.nbytes % alignment))
         done += written
     file.flush()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -75,9 +75,12 @@ class Disk:
         """Every case of the scope, one of each key."""
         return [*self._sequential(), *self._random(), *self._warm_reads(), *self._mapped(), *self._aligned()]
 
-    def measure(self, progress: Callable[[int, int], None] | None = None) -> Measured:
+    def measure(
+        self, progress: Callable[[int, int], None] | None = None, groups: Sequence[str] = ()
+    ) -> Measured:
+        """``groups``: only the cases of these (what a key begins with); of none, all."""
         return run_rounds(
-            self.cases(),
+            [case for case in self.cases() if not groups or case.key.partition("/")[0] in groups],
             self.scope.rounds,
             self._prepare,
             seconds=self.scope.seconds,

@@ -1,0 +1,137 @@
+"""Run an experiment with an executor and say what follows from it: one plain document, ``verdict.json``.
+
+Nothing here starts a process or reads a file; what was done before a kill is in ``earlier`` and is not done again.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from moestream.lab.execute import Executor, Record
+from moestream.lab.experiment import Experiment
+from moestream.lab.experiment_figures import FIGURES, usable, with_floor
+from moestream.lab.experiment_plan import Job, Sizes, jobs
+from moestream.lab.verdicts import Sample, judge, overall, table
+from moestream.version import __version__
+
+SCHEMA = 1
+#: ``say(text)``: one line of progress for whoever waits.
+Say = Callable[[str], None]
+#: Pairs of one layer in several repeats must not meet.
+_LAYERS = 10_000
+
+
+@dataclass
+class _Seen:
+    """What came of the experiment's parts. ``left_out``: by arm or case why it was not run; ``not_counted``: runs whose
+    records may not be counted, with the reason."""
+
+    samples: list[Sample] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    not_counted: list[str] = field(default_factory=list)
+
+
+def run_experiment(
+    experiment: Experiment,
+    executor: Executor,
+    sizes: Sizes,
+    *,
+    quick: bool = False,
+    cap_bytes: int | None = None,
+    earlier: Sequence[Record] = (),
+    say: Say = lambda text: None,
+) -> dict[str, Any]:
+    """Every run (or the probe), then the verdict; the document of it. ``cap_bytes``: instead of the settings' cap.
+    ``earlier``: records of the same experiment, whose runs are not made again where they count."""
+    settings = experiment.quick if quick else experiment.settings
+    seen = _Seen()
+    if experiment.kind == "probe":
+        _probe(experiment, executor, quick, seen)
+    else:
+        order = jobs(experiment, settings, sizes, cap_bytes)
+        records = _runs(order, executor, earlier, seen, say)
+        _observe(experiment, executor, records, seen)
+    judged = [judge(claim, seen.samples) for claim in experiment.claims]
+    return {
+        "schema": SCHEMA,
+        "moestream": __version__,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "experiment": experiment.name,
+        "question": experiment.question,
+        "kind": experiment.kind,
+        "source": experiment.source,
+        "found": experiment.found,
+        "measures": experiment.measures,
+        "quick": quick,
+        "settings": {**asdict(settings), "prompts": list(settings.prompts)},
+        "cap_bytes": cap_bytes,
+        "verdict": overall(judged),
+        "claims": [one.plain() for one in judged],
+        "figures": list(experiment.figures),
+        "table": {
+            arm: {name: asdict(value) for name, value in of.items()}
+            for arm, of in table(experiment.figures, seen.samples).items()
+        },
+        "left_out": seen.left_out,
+        "not_counted": seen.not_counted,
+    }
+
+
+def _runs(
+    order: Sequence[Job], executor: Executor, earlier: Sequence[Record], seen: _Seen, say: Say
+) -> list[Record]:
+    """Make every run that is not among the earlier ones; the records that may be counted."""
+    done = {
+        (record["arm"], record["prompt"], record["round"]): record for record in earlier if usable(record)
+    }
+    records: list[Record] = [done[job.key] for job in order if job.key in done]
+    todo = [job for job in order if job.key not in done]
+    if todo:
+        executor.begin(order)
+    for number, job in enumerate(todo, 1):
+        reason = seen.left_out.get(job.arm.key) or executor.left_out(job)
+        title = f"[{number}/{len(todo)}] {job.arm.key}, {job.prompt}, round {job.round + 1}"
+        if reason:
+            seen.left_out[job.arm.key] = reason
+            say(f"{title}: left out, {reason}")
+            continue
+        record = executor.run(job, records)
+        if usable(record):
+            records.append(record)
+            say(f"{title}: {record['document']['decode']['tok_per_s'] or 0:.2f} tok/s")
+        else:
+            why = "; ".join(record.get("invalid") or []) or record.get("error") or "no document"
+            seen.not_counted.append(f"{job.arm.key}, {job.prompt}, round {job.round + 1}: {why}")
+            say(f"{title}: does not count: {why}")
+    return records
+
+
+def _observe(experiment: Experiment, executor: Executor, records: list[Record], seen: _Seen) -> None:
+    """The samples of the records, by the experiment's kind."""
+    for record in with_floor(records):
+        arm, prompt, repeat = record["arm"], record["prompt"], record["round"]
+        if experiment.kind == "runs":
+            known = {name: FIGURES[name].of for name in experiment.figures}
+            figures = {
+                name: float(value)
+                for name, of in known.items()
+                if of is not None and (value := of(record)) is not None
+            }
+            seen.samples.append(Sample(arm, prompt, repeat, figures))
+        elif experiment.kind == "trace":
+            for layer, figures in enumerate(executor.routing(record)):
+                seen.samples.append(Sample(arm, prompt, repeat * _LAYERS + layer, figures))
+        else:
+            for key, figures in executor.replayed(record, experiment.replay).items():
+                seen.samples.append(Sample(key, prompt, repeat, figures))
+
+
+def _probe(experiment: Experiment, executor: Executor, quick: bool, seen: _Seen) -> None:
+    spec = experiment.quick_probe if quick else experiment.probe
+    shots, reasons = executor.probed(spec, experiment.claims)
+    for case, rounds in shots.items():
+        seen.samples += [Sample(case, "", number, figures) for number, figures in enumerate(rounds)]
+    seen.left_out |= reasons
