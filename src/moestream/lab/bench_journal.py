@@ -20,7 +20,7 @@ SETUP = "setup.json"
 REPORT = "report.md"
 SUMMARY = "summary.json"
 #: May be another in a benchmark that goes on: more rounds of the same, from elsewhere, and what is only told.
-_MAY_DIFFER = ("repeats", "command", "date", "left_out")
+_MAY_DIFFER = ("repeats", "command", "out", "date", "left_out")
 _LONGEST_SHOWN = 60
 
 

@@ -1,0 +1,167 @@
+"""``moestream bench``: mechanisms side by side under a cap, with how sure that is."""
+
+from __future__ import annotations
+
+import datetime
+import json as json_module
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moestream.box import Box
+from moestream.errors import MoestreamError, UsageError
+from moestream.model import check_architecture, locate, read_model
+from moestream.probe import saved_probe
+from moestream.report import check_writable, write_json
+from moestream.units import parse_size
+
+if TYPE_CHECKING:
+    from moestream.lab.bench_ask import Request
+
+_CTX = 1024
+_TOKENS, _SLOW_TOKENS, _REPEATS = 96, 24, 4
+_MECHANISMS = "mapped+willneed+mlock,default"
+
+
+def bench(
+    model: Annotated[str, typer.Argument(help="A GGUF file, any shard of a split model, or demo.")],
+    ram: Annotated[str, typer.Option(help="The cap of every arm, whole process: 4GiB, 1.1GB.")],
+    mechanisms: Annotated[
+        str,
+        typer.Option(
+            help="With commas between; ladder: one lever at a time from stock to the default; all: each member once."
+        ),
+    ] = _MECHANISMS,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Three or more: JSON of names and texts, or texts with a line of --- between."),
+    ] = None,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", min=4, help="Tokens a run generates.")] = _TOKENS,
+    slow_tokens: Annotated[
+        int, typer.Option(min=4, help="Tokens of arms whose experts come by page faults, stock's among them.")
+    ] = _SLOW_TOKENS,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of all arms.")] = _REPEATS,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the records. Left out: a new one, named by the date.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in --out with the runs not made yet.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Begin anew in --out; its records are removed.")
+    ] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="A trace of each run beside its record.")] = False,
+    share: Annotated[
+        bool, typer.Option("--share", help="Print one markdown block to paste, with no path in it.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=512, help="Compute threads. Left out: one for each CPU.")
+    ] = None,
+    ctx: Annotated[int, typer.Option(min=64, max=2**20, help="Tokens of context.")] = _CTX,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE|-", help="Write the summary; - for stdout.")
+    ] = None,
+) -> None:
+    """Run mechanisms side by side under a memory cap, in turns, and say which is faster and how sure that is.
+
+    Stock llama.cpp and the engine's inert hook are always among them, and everything in memory where that fits. Every
+    run is a fresh process with a cold start. Records, summary and report are kept in --out (docs/formats/runs.md).
+    """
+    # The binding takes a while to import: wrong words are to be told at once.
+    from moestream.lab.bench_arms import PROMPTS, read_prompts
+    from moestream.lab.bench_ask import Request
+    from moestream.lab.bench_text import report, without_paths
+    from moestream.lab.bench_text import share as share_text
+    from moestream.lab.statistics import need_scipy
+
+    cap = parse_size(ram)
+    if (resume or force) and out is None:
+        raise UsageError("--resume and --force need the directory: --out DIR")
+    need_scipy()
+    texts = read_prompts(prompts) if prompts is not None else PROMPTS
+    found = read_model(locate(model))
+    check_architecture(found)
+    target = Path(json) if json not in (None, "-") else None
+    if target is not None:
+        check_writable(target, found.paths)
+    words = ["moestream", "bench", "demo" if model == "demo" else found.paths[0].name, "--ram", ram]
+    words += ["--mechanisms", mechanisms, "-n", str(tokens), "--repeats", str(repeats)]
+    for option, value, usual in (
+        ("--prompts", prompts.name if prompts is not None else None, None),
+        ("--slow-tokens", slow_tokens, _SLOW_TOKENS),
+        ("--ctx", ctx, _CTX),
+        ("--threads", threads, None),
+    ):
+        words += [option, str(value)] if value != usual else []
+    request = Request(
+        model=found,
+        out=out or Path(f"bench-{datetime.datetime.now():%Y%m%d-%H%M%S}"),
+        ram=ram,
+        cap_bytes=cap,
+        mechanisms=mechanisms,
+        prompts=texts,
+        tokens=tokens,
+        slow_tokens=slow_tokens,
+        repeats=repeats,
+        threads=threads or Box().cpus(),
+        ctx=ctx,
+        trace=trace,
+        command=without_paths(shlex.join(words)),
+    )
+    summary = _measure(request, resume=resume, force=force)
+    if target is not None:
+        write_json(target, summary)
+    if json == "-":
+        print(json_module.dumps(summary, indent=1))
+    else:
+        print(share_text(summary) if share else report(summary), end="")
+    if not summary["valid_runs"]:
+        raise MoestreamError(f"no run counts: {request.out / 'runs.jsonl'} says why of each")
+
+
+def _measure(request: Request, *, resume: bool, force: bool) -> dict[str, Any]:
+    """Make the runs that are not there; the summary. When it is stopped, what there is is summed up all the same."""
+    from moestream.lab.bench_ask import ask
+    from moestream.lab.bench_journal import open_journal, read_runs
+    from moestream.lab.bench_progress import display
+    from moestream.lab.bench_session import conclude, make_runs
+    from moestream.lab.runs import RUNS
+    from moestream.lab.schedule import schedule
+
+    asked = ask(request, resume=resume)
+    box = Box().describe(request.model.paths[0])
+    records = open_journal(request.out, asked.document(box), resume=resume, force=force)
+    slots = schedule(asked.arms, list(asked.setup.prompts), asked.repeats, asked.sentinel)
+    before = signal.signal(signal.SIGTERM, _end)
+    with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as errors:
+        try:
+            with display(errors) as show:
+                for text in asked.left_out:
+                    show.note(f"left out: {text}")
+                show.note(
+                    f"{len(slots)} runs of {len(asked.arms)} arms, {len(records)} made already, in {request.out}"
+                )
+                records = make_runs(asked.setup, slots, records, show)
+        except KeyboardInterrupt:
+            conclude(request.out, read_runs(request.out / RUNS), _probed(request))
+            print(f"stopped; go on with: {request.command} --out {request.out} --resume", file=errors)
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return conclude(request.out, records, _probed(request))
+
+
+def _probed(request: Request) -> float | None:
+    """A token's seconds with everything in memory, as a probe found them; None without one."""
+    probe = saved_probe(request.model)
+    return probe["compute_s_per_token"] if probe is not None else None
+
+
+def _end(number: int, _frame: Any) -> None:
+    """Ended by a signal as by an exception, so that no run and no cgroup is left behind."""
+    sys.exit(128 + number)

@@ -1,0 +1,129 @@
+"""From the words of ``moestream bench`` to what is run: arms, order, what cannot run here and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moestream.box import Box, Cage
+from moestream.errors import BudgetError, RefusedError
+from moestream.lab.bench_arms import Arm
+from moestream.lab.bench_journal import SETUP
+from moestream.lab.bench_ladder import bench_arms, sentinel_of
+from moestream.lab.bench_session import Asked
+from moestream.lab.runs import Setup
+from moestream.model import Model
+from moestream.plan import Plan
+from moestream.units import format_bytes
+
+#: What has to be free for the arm that holds everything: the model, and llama.cpp and Python beside it.
+FITS_SHARE, FITS_BESIDE = 1.05, 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command's words, checked as far as that goes without a plan. ``mechanisms``: as typed; ``command``: how to
+    repeat it, without a path; ``prompts``: texts by name."""
+
+    model: Model
+    out: Path
+    ram: str
+    cap_bytes: int
+    mechanisms: str
+    prompts: Mapping[str, str]
+    tokens: int
+    slow_tokens: int
+    repeats: int
+    threads: int
+    ctx: int
+    trace: bool
+    command: str
+
+
+def plan_of(model: Model, cap: int, ctx: int) -> Plan:
+    """The default plan under a cap: it says what batch fits and what the engine would choose. Raises BudgetError."""
+    from moestream.dryrun import COMPUTE_SHARE, plan_context
+
+    return plan_context(model, Box(), cap, None, n_ctx=ctx, compute_share=COMPUTE_SHARE, n_outputs_max=1)
+
+
+def smallest_cap(model: Model, ctx: int) -> int:
+    """The least cap that the plan accepts, as its refusal of next to nothing names it."""
+    try:
+        return plan_of(model, 1, ctx).smallest_cap_bytes
+    except BudgetError as error:
+        if error.smallest_bytes is None:
+            raise
+        return error.smallest_bytes
+
+
+def fits_in_memory(model: Model, available: int) -> bool:
+    return available >= model.bytes * FITS_SHARE + FITS_BESIDE
+
+
+def ask(request: Request, *, resume: bool) -> Asked:
+    """What to run. A benchmark that goes on keeps the arms and the batch it was begun with, however much memory is
+    free now. Raises BudgetError for a cap that is too small, and MechanismError."""
+    model, ctx = request.model, request.ctx
+    plan = plan_of(model, request.cap_bytes, ctx)
+    caged, reason = Cage.available()
+    begun = _begun(request.out) if resume else {}
+    available = Box().available_memory()
+    fits = begun["fits"] if begun else fits_in_memory(model, available)
+    arms = bench_arms(
+        request.mechanisms,
+        request.cap_bytes,
+        tokens=request.tokens,
+        slow_tokens=request.slow_tokens,
+        chosen=plan.mechanism,
+        fits=fits,
+    )
+    able, left_out = able_arms(arms, caged, reason)
+    if not fits:
+        left_out.append(f"resident: the model does not fit into the {format_bytes(available)} that are free")
+    if not able:
+        raise RefusedError(
+            f"no arm can run here ({'; '.join(left_out)}): run as root, or in a user session of systemd"
+        )
+    setup = Setup(
+        model=model,
+        threads=request.threads,
+        ctx=ctx,
+        batch=begun["batch"] if begun else plan.n_batch,
+        tokens=request.tokens,
+        caged=caged,
+        out=request.out,
+        trace=request.trace,
+        prompts=dict(request.prompts),
+    )
+    return Asked(
+        setup=setup,
+        arms=tuple(able),
+        repeats=request.repeats,
+        sentinel=sentinel_of(able),
+        cap_bytes=request.cap_bytes,
+        ram=request.ram,
+        command=request.command,
+        left_out=tuple(left_out),
+        ladder=request.mechanisms == "ladder",
+    )
+
+
+def able_arms(arms: list[Arm], caged: bool, reason: str) -> tuple[list[Arm], list[str]]:
+    """The arms that can run, and a line for each that cannot: without a cgroup nothing caps what the kernel keeps."""
+    able = [arm for arm in arms if caged or not arm.needs_cage]
+    gone = [arm.key for arm in arms if arm not in able]
+    return able, [f"{key}: only a memory cgroup caps it, {reason}" for key in gone]
+
+
+def _begun(out: Path) -> dict[str, Any]:
+    """Of a benchmark that is there: whether everything fitted, and its batch; {} where there is none to be read."""
+    try:
+        setup = json.loads((out / SETUP).read_text(encoding="utf-8"))
+        return {"fits": any(arm["cap_bytes"] is None for arm in setup["arms"]), "batch": int(setup["batch"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        # Whoever opens the journal next says what is wrong with it.
+        return {}

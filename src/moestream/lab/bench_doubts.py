@@ -1,0 +1,272 @@
+"""Why a benchmark's figures may not mean what they seem to: an enumerated list, each with the next command to type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from moestream.lab import bench_figures as figures
+from moestream.lab import statistics
+from moestream.lab.bench_arms import FEWEST_PROMPTS
+from moestream.lab.validity import Reason, Record
+
+#: Below this many rounds an order that turns round has not evened out, and one odd run decides.
+FEWEST_ROUNDS = 3
+#: The second half of a benchmark against its first. (A laptop that throttled was 40 % off with the same bytes read.)
+DRIFT_SHARE = 0.05
+#: The second half of a run against its first: texts differ in what they route to, so this one is wide.
+RUN_DRIFT_SHARE = 0.25
+#: The best over the worst of the disk's rates, measured before every run.
+DISK_SPREAD = 1.5
+#: Two equal arms that differ by more: what is smaller than this cannot be seen.
+NOISE_SHARE = 0.10
+#: Of all CPUs' time: used by others, or taken by a hypervisor.
+OTHER_CPU_SHARE = 0.10
+STOLEN_SHARE = 0.02
+
+
+class Kind(str, Enum):
+    """What a doubt is about."""
+
+    CAP_NOT_ENFORCED = "cap not enforced"
+    EXCLUDED = "runs excluded"
+    FEW_REPEATS = "few repeats"
+    FEW_PROMPTS = "few prompts"
+    NO_NOISE_FLOOR = "no noise floor"
+    NOISY = "noisy"
+    DRIFT = "drift"
+    RUN_DRIFT = "runs slow down"
+    DISK_SPREAD = "disk rate spread"
+    OTHER_LOAD = "other load"
+    STOLEN = "stolen time"
+    THROTTLED = "throttled"
+    FELL_BACK = "fell back"
+    NOT_COMPARED = "tokens not compared"
+    COLD_UNKNOWN = "cold state unknown"
+    COUNTER_STUCK = "counter stuck"
+    NO_CEILING = "no ceiling"
+    MODIFIED = "modified code"
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """``kind``, what was seen, and ``next``: what to type or do about it."""
+
+    kind: Kind
+    text: str
+    next: str
+
+
+_REMEDIES = {
+    Reason.FAILED: "moestream run {model} --ram {ram} --mechanism {arm} --strict -p test -n 8",
+    Reason.LOST_CAP: "moestream plan {model} --ram {ram} --mechanism {arm}",
+    Reason.FELL_BACK: "moestream mechanisms",
+    Reason.INACTIVE: "moestream run {model} --ram {ram} --mechanism {arm} --strict -p test -n 8",
+    Reason.SWAPPED: "sudo swapoff -a, then {command} --resume",
+    Reason.NOT_COLD: "fuser -v {model}, end what it names, then {command} --resume",
+    Reason.EMPTY: "moestream run {model} --ram {ram} --mechanism {arm} -p test -n 8",
+    Reason.OTHER_TOKENS: "report it: moestream bench ... --share, this is a bug",
+}
+
+
+def doubts(
+    setup: Mapping[str, Any], records: Sequence[Record], noise: float | None, *, has_ceiling: bool
+) -> list[Doubt]:
+    """Every doubt about a benchmark. ``records``: judged (``validity.judge_all``), in the order they ran."""
+    valid = [record for record in records if record["valid"]]
+    command = _again(setup)
+    return [
+        *_cap(setup, valid),
+        *_excluded(setup, records),
+        *_amount(setup, valid, command),
+        *_noise(noise, command),
+        *_drift(valid, command),
+        *_machine(valid, command),
+        *_engine(valid),
+        *_accounts(setup, valid, has_ceiling),
+    ]
+
+
+def _cap(setup: Mapping[str, Any], valid: Sequence[Record]) -> Iterator[Doubt]:
+    free = [record for record in valid if record["cap_bytes"] is not None and not record["caged"]]
+    if free or not setup["caged"]:
+        yield Doubt(
+            Kind.CAP_NOT_ENFORCED,
+            f"no memory cgroup held {len(free)} runs; arms that need one were left out",
+            f"sudo -E {_again(setup)} --force, or the same in a user session with systemd",
+        )
+
+
+def _excluded(setup: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Doubt]:
+    """One for each arm and kind of reason."""
+    seen: dict[tuple[str, Reason], list[str]] = {}
+    for record in records:
+        for text in record["invalid"]:
+            reason = next(reason for reason in Reason if text.startswith(f"{reason.value}: "))
+            seen.setdefault((record["arm"], reason), []).append(text)
+    for (arm, reason), texts in seen.items():
+        words = {
+            "model": setup["model"]["name"],
+            "ram": setup["ram"],
+            "command": _again(setup),
+            "arm": arm,
+        }
+        yield Doubt(
+            Kind.EXCLUDED,
+            f"{arm}: {len(texts)} {'run' if len(texts) == 1 else 'runs'} excluded, {texts[0]}",
+            _REMEDIES[reason].format(**words),
+        )
+
+
+def _amount(setup: Mapping[str, Any], valid: Sequence[Record], command: str) -> Iterator[Doubt]:
+    rounds = len({record.get("round", 0) for record in valid})
+    if rounds < FEWEST_ROUNDS:
+        yield Doubt(
+            Kind.FEW_REPEATS,
+            f"{rounds} {'round' if rounds == 1 else 'rounds'}, fewer than {FEWEST_ROUNDS}",
+            f"{command} --resume --repeats {FEWEST_ROUNDS + 1}",
+        )
+    prompts = len({record["prompt"] for record in valid})
+    if prompts < FEWEST_PROMPTS:
+        yield Doubt(
+            Kind.FEW_PROMPTS,
+            f"{prompts} prompts have a valid run, fewer than {FEWEST_PROMPTS}",
+            f"{command} --resume",
+        )
+
+
+def _noise(noise: float | None, command: str) -> Iterator[Doubt]:
+    if noise is None:
+        yield Doubt(
+            Kind.NO_NOISE_FLOOR,
+            "fewer than 3 cells have both runs of the sentinel, so nothing is called faster or slower",
+            f"{command} --resume --repeats {FEWEST_ROUNDS + 1}",
+        )
+    elif noise > NOISE_SHARE:
+        yield Doubt(
+            Kind.NOISY,
+            f"two equal arms differ by up to {noise:.0%}: smaller differences cannot be seen",
+            f"end what else runs, then {command} --resume with twice the --repeats",
+        )
+
+
+def _drift(valid: Sequence[Record], command: str) -> Iterator[Doubt]:
+    drift = statistics.session_drift(valid)
+    if drift is not None and abs(drift) > DRIFT_SHARE:
+        yield Doubt(
+            Kind.DRIFT,
+            f"the second half of the runs was {_words(drift)} than the first",
+            f"let the machine cool and settle, then {command} --force",
+        )
+    for arm in dict.fromkeys(record["arm"] for record in valid):
+        inside = [
+            change
+            for record in valid
+            if record["arm"] == arm and (change := statistics.run_drift(record)) is not None
+        ]
+        middle = figures.median(inside)
+        if middle is not None and middle < -RUN_DRIFT_SHARE:
+            yield Doubt(
+                Kind.RUN_DRIFT,
+                f"{arm}: the second half of a run is {_words(middle)} than its first",
+                f"{command} --force with a larger -n: a rate that falls is not yet the one that stays",
+            )
+
+
+def _machine(valid: Sequence[Record], command: str) -> Iterator[Doubt]:
+    rates = [record["disk_bytes_per_s"] for record in valid if record["disk_bytes_per_s"]]
+    if rates and max(rates) > DISK_SPREAD * min(rates):
+        yield Doubt(
+            Kind.DISK_SPREAD,
+            f"the disk gave {min(rates) / 1e9:.2f} to {max(rates) / 1e9:.2f} GB/s before runs",
+            "moestream probe --model MODEL, or look for what else uses the disk: iostat -x 5",
+        )
+
+    def count(name: str, limit: float) -> tuple[int, float]:
+        values = [(record.get("conditions") or {}).get(name) or 0 for record in valid]
+        return sum(value > limit for value in values), max(values, default=0)
+
+    many, most = count("other_cpu_share", OTHER_CPU_SHARE)
+    if many:
+        yield Doubt(
+            Kind.OTHER_LOAD,
+            f"{many} of {len(valid)} runs had others use up to {most:.0%} of the CPUs",
+            f"top, end what is not needed, then {command} --force",
+        )
+    many, most = count("stolen_share", STOLEN_SHARE)
+    if many:
+        yield Doubt(
+            Kind.STOLEN,
+            f"{many} of {len(valid)} runs had up to {most:.0%} of the CPUs' time taken by the hypervisor",
+            f"{command} --force at another time, or on a machine of its own",
+        )
+    many, _ = count("throttled", 0)
+    if many:
+        yield Doubt(
+            Kind.THROTTLED,
+            f"the CPUs were slowed for heat or by a quota in {many} of {len(valid)} runs",
+            f"let the machine cool, lift the quota, then {command} --force",
+        )
+
+
+def _engine(valid: Sequence[Record]) -> Iterator[Doubt]:
+    seen: dict[tuple[str, str], None] = {}
+    for record in valid:
+        for fallback in record["document"]["mechanism"].get("fallbacks") or ():
+            seen[record["arm"], fallback] = None
+    for arm, fallback in seen:
+        yield Doubt(Kind.FELL_BACK, f"{arm}: {fallback}", "moestream mechanisms")
+    steps: dict[tuple[str, int], set[str]] = {}
+    for record in valid:
+        document = record["document"]
+        step = min(document["n_batch"], document["prompt_tokens"])
+        steps.setdefault((record["prompt"], step), set()).add(record["arm"])
+    alone = sorted({arm for group in steps.values() if len(group) == 1 for arm in group})
+    if alone:
+        yield Doubt(
+            Kind.NOT_COMPARED,
+            f"nobody else read a prompt in the same steps as {', '.join(alone)}: its tokens are compared with none",
+            "a larger --ram, under which all arms read a prompt in equal steps",
+        )
+
+
+def _accounts(setup: Mapping[str, Any], valid: Sequence[Record], has_ceiling: bool) -> Iterator[Doubt]:
+    probe = f"moestream probe --model {setup['model']['name']}"
+    if any(record["cap_bytes"] is not None and record["cached_bytes_before"] is None for record in valid):
+        yield Doubt(
+            Kind.COLD_UNKNOWN,
+            "this kernel does not tell what of a file is cached (before 6.5), so no start is known to be cold",
+            "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches before a benchmark",
+        )
+    read = sum(figures.decode(record)["bytes_read"] for record in valid)
+    counted = sum(figures.decode(record)["read_bytes_os"] for record in valid)
+    if read and not counted:
+        yield Doubt(
+            Kind.COUNTER_STUCK,
+            "the kernel's account of this process's reads does not move here: what page-cache arms read is not known",
+            probe,
+        )
+    if not has_ceiling:
+        yield Doubt(
+            Kind.NO_CEILING,
+            "what a token costs with everything in memory is not known: no share of floor",
+            probe,
+        )
+    if any(record["modified"] for record in valid):
+        yield Doubt(
+            Kind.MODIFIED,
+            "the code that ran is not that of its commit",
+            "git stash or git commit, then --force",
+        )
+
+
+def _again(setup: Mapping[str, Any]) -> str:
+    """The benchmark's own command with its directory; options said again after it replace its own."""
+    return f"{setup['command']} --out {setup['out']}"
+
+
+def _words(change: float) -> str:
+    """``-0.2`` as ``20 % slower``."""
+    return f"{abs(change):.0%} {'faster' if change > 0 else 'slower'}".replace("%", " %")
