@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from moestream.box.page_cache import cached_bytes, drop, fill
 from moestream.lab import bench_figures as figures
-from moestream.lab.bench import left_out, todo
+from moestream.lab.bench import todo
 from moestream.lab.bench_arms import PROMPTS, Arm, arms
 from moestream.lab.bench_table import Results, report, verdicts
 from moestream.lab.runs import Setup, command
@@ -20,6 +21,7 @@ from moestream.lab.validity import judge, judge_all
 from moestream.mechanism import Mechanism
 from moestream.model import Model
 
+PAGE = os.sysconf("SC_PAGE_SIZE")
 ARMS = arms(small=1_000, large=2_000, everything=9_000, smallest=300, stock_tokens=4)
 
 
@@ -255,25 +257,32 @@ def test_a_report_of_nothing_is_not_valid() -> None:
     assert "no run has a result" in text
 
 
-def test_the_second_prompt_runs_in_reversed_order() -> None:
-    order = todo(ARMS, ["prose", "code"])
-    keys = [arm.key for _, arm in order]
-    only_prose = [arm.key for arm in ARMS]
-    both = [key for key in only_prose if key != "arena-smallest"]
-    assert keys == only_prose + both[::-1]
-
-
 def setup(tmp_path: Path, caged: bool = True) -> Setup:
     model = Model((), "llama", "", {}, (), (), 1, 1, 1, 1, 1, 1)
     return Setup(model, threads=2, ctx=512, batch=64, tokens=10, caged=caged, out=tmp_path)
 
 
+def test_the_second_prompt_runs_in_reversed_order(tmp_path: Path) -> None:
+    slots, left_out = todo(ARMS, setup(tmp_path), 10**12, "")
+    keys = [slot.arm.key for slot in slots]
+    only_prose = [arm.key for arm in ARMS]
+    others = [key for key in only_prose if key != "arena-smallest"]
+    assert keys == only_prose + others[::-1] + others
+    assert [slot.position for slot in slots] == list(range(len(slots)))
+    assert left_out == []
+
+
 def test_arms_that_cannot_run_say_why(tmp_path: Path) -> None:
-    stock, arena = ARMS[0], ARMS[2]
-    assert left_out(stock, setup(tmp_path), 10**12, "") == ""
-    assert "no cgroup" in left_out(stock, setup(tmp_path, caged=False), 10**12, "no cgroup")
-    assert left_out(arena, setup(tmp_path, caged=False), 10**12, "no cgroup") == ""
-    assert "does not fit" in left_out(Arm("free", None, None), setup(tmp_path), 1000, "")
+    slots, left_out = todo(ARMS, setup(tmp_path, caged=False), 10**12, "no cgroup")
+    assert left_out == [
+        "stock-small: only a memory cgroup caps it, no cgroup",
+        "willneed-small: only a memory cgroup caps it, no cgroup",
+    ]
+    assert "arena-small" in {slot.arm.key for slot in slots}
+    slots, left_out = todo(ARMS, setup(tmp_path), 1000, "")
+    assert len(left_out) == 3
+    assert all("does not fit" in text for text in left_out)
+    assert all(slot.arm.cap_bytes is not None for slot in slots)
 
 
 def test_prompts_fit_the_context_and_arms_have_names_of_their_own() -> None:
@@ -299,7 +308,8 @@ def test_the_page_cache_is_filled_and_dropped(tmp_path: Path) -> None:
 def test_the_engine_is_told_the_cap_and_stock_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "paths", property(lambda self: (Path("m.gguf"),)))
     words = {arm.key: command(setup(tmp_path), arm, "text", Path("out")) for arm in ARMS}
-    assert words["arena-small"][words["arena-small"].index("--ram") + 1] == "1000"
+    capped = command(setup(tmp_path), Arm("capped", 1_000_000, None), "text", Path("out"))
+    assert capped[capped.index("--ram") + 1] == str(1_000_000 // PAGE * PAGE)  # as a cgroup rounds it
     assert words["arena-free"][words["arena-free"].index("--ram") + 1] == "9000"
     assert "--ram" not in words["resident-free"]
     assert "--ram" not in words["stock-small"]

@@ -60,6 +60,28 @@ def smallest_cap(model: Model, ctx: int) -> int:
         return error.smallest_bytes
 
 
+def check_context(request: Request) -> None:
+    """Raises RefusedError when a prompt and what is generated after it do not fit into the context: every run on it
+    would fail. Reads the vocabulary only."""
+    from llama_cpp._internals import LlamaModel
+
+    from moestream.binding import low
+
+    params = low.llama_model_default_params()
+    params.vocab_only = True
+    vocabulary = LlamaModel(path_model=str(request.model.paths[0]), params=params, verbose=False)
+    try:
+        for name, text in request.prompts.items():
+            needed = len(vocabulary.tokenize(text.encode(), add_bos=True, special=True)) + request.tokens
+            if needed > request.ctx:
+                raise RefusedError(
+                    f"prompt {name} and {request.tokens} tokens after it take {needed} of a context of {request.ctx}: "
+                    f"say --ctx {needed} or more, or a smaller -n"
+                )
+    finally:
+        vocabulary.close()
+
+
 def fits_in_memory(model: Model, available: int) -> bool:
     return available >= model.bytes * FITS_SHARE + FITS_BESIDE
 
@@ -68,6 +90,7 @@ def ask(request: Request, *, resume: bool) -> Asked:
     """What to run. A benchmark that goes on keeps the arms and the batch it was begun with, however much memory is
     free now. Raises BudgetError for a cap that is too small, and MechanismError."""
     model, ctx = request.model, request.ctx
+    check_context(request)
     plan = plan_of(model, request.cap_bytes, ctx)
     caged, reason = Cage.available()
     begun = _begun(request.out) if resume else {}

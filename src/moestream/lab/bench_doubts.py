@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +10,7 @@ from typing import Any
 
 from moestream.lab import bench_figures as figures
 from moestream.lab import statistics
-from moestream.lab.bench_arms import FEWEST_PROMPTS
+from moestream.lab.bench_arms import FEWEST_PROMPTS, STOCK
 from moestream.lab.validity import Reason, Record
 
 #: Below this many rounds an order that turns round has not evened out, and one odd run decides.
@@ -25,6 +26,9 @@ NOISE_SHARE = 0.10
 #: Of all CPUs' time: used by others, or taken by a hypervisor.
 OTHER_CPU_SHARE = 0.10
 STOLEN_SHARE = 0.02
+
+
+_FIGURES = re.compile(r"[0-9a-f]*\d[0-9a-f.]*")
 
 
 class Kind(str, Enum):
@@ -59,16 +63,19 @@ class Doubt:
     next: str
 
 
+_TRY = "moestream run {model}{ram}{mechanism} --strict -p test -n 8"
 _REMEDIES = {
-    Reason.FAILED: "moestream run {model} --ram {ram} --mechanism {arm} --strict -p test -n 8",
-    Reason.LOST_CAP: "moestream plan {model} --ram {ram} --mechanism {arm}",
+    Reason.FAILED: _TRY,
+    Reason.LOST_CAP: "moestream plan {model}{ram}{mechanism}",
     Reason.FELL_BACK: "moestream mechanisms",
-    Reason.INACTIVE: "moestream run {model} --ram {ram} --mechanism {arm} --strict -p test -n 8",
-    Reason.SWAPPED: "sudo swapoff -a, then {command} --resume",
-    Reason.NOT_COLD: "fuser -v {model}, end what it names, then {command} --resume",
-    Reason.EMPTY: "moestream run {model} --ram {ram} --mechanism {arm} -p test -n 8",
-    Reason.OTHER_TOKENS: "report it: moestream bench ... --share, this is a bug",
+    Reason.INACTIVE: _TRY,
+    Reason.SWAPPED: "sudo swapoff -a, then {again} --force",
+    Reason.NOT_COLD: "fuser -v {model}, end what it names, then {again} --force",
+    Reason.EMPTY: _TRY,
+    Reason.OTHER_TOKENS: "{again} --resume --share, and report it: this is a bug",
 }
+#: Arms named in one doubt; more are counted.
+_NAMED = 3
 
 
 def doubts(
@@ -83,7 +90,7 @@ def doubts(
         *_amount(setup, valid, command),
         *_noise(noise, command),
         *_drift(valid, command),
-        *_machine(valid, command),
+        *_machine(setup, valid, command),
         *_engine(valid),
         *_accounts(setup, valid, has_ceiling),
     ]
@@ -100,22 +107,25 @@ def _cap(setup: Mapping[str, Any], valid: Sequence[Record]) -> Iterator[Doubt]:
 
 
 def _excluded(setup: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Doubt]:
-    """One for each arm and kind of reason."""
-    seen: dict[tuple[str, Reason], list[str]] = {}
+    """One for each thing that went wrong, whatever figures its text holds and however many arms it met."""
+    seen: dict[tuple[Reason, str], list[tuple[Record, str]]] = {}
     for record in records:
         for text in record["invalid"]:
             reason = next(reason for reason in Reason if text.startswith(f"{reason.value}: "))
-            seen.setdefault((record["arm"], reason), []).append(text)
-    for (arm, reason), texts in seen.items():
+            seen.setdefault((reason, _FIGURES.sub("", text)), []).append((record, text))
+    for (reason, _), runs in seen.items():
+        first, text = runs[0]
+        arms = list(dict.fromkeys(record["arm"] for record, _ in runs))
+        named = ", ".join(arms[:_NAMED]) + (f" and {len(arms) - _NAMED} more" if len(arms) > _NAMED else "")
         words = {
             "model": setup["model"]["name"],
-            "ram": setup["ram"],
-            "command": _again(setup),
-            "arm": arm,
+            "ram": f" --ram {setup['ram']}" if first["cap_bytes"] is not None else "",
+            "mechanism": f" --mechanism {first['asked']}" if first["asked"] not in (STOCK, "default") else "",
+            "again": _again(setup),
         }
         yield Doubt(
             Kind.EXCLUDED,
-            f"{arm}: {len(texts)} {'run' if len(texts) == 1 else 'runs'} excluded, {texts[0]}",
+            f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} of {named} excluded, {text}",
             _REMEDIES[reason].format(**words),
         )
 
@@ -175,13 +185,13 @@ def _drift(valid: Sequence[Record], command: str) -> Iterator[Doubt]:
             )
 
 
-def _machine(valid: Sequence[Record], command: str) -> Iterator[Doubt]:
+def _machine(setup: Mapping[str, Any], valid: Sequence[Record], command: str) -> Iterator[Doubt]:
     rates = [record["disk_bytes_per_s"] for record in valid if record["disk_bytes_per_s"]]
     if rates and max(rates) > DISK_SPREAD * min(rates):
         yield Doubt(
             Kind.DISK_SPREAD,
             f"the disk gave {min(rates) / 1e9:.2f} to {max(rates) / 1e9:.2f} GB/s before runs",
-            "moestream probe --model MODEL, or look for what else uses the disk: iostat -x 5",
+            f"moestream probe --model {setup['model']['name']}, or look for what else uses the disk: iostat -x 5",
         )
 
     def count(name: str, limit: float) -> tuple[int, float]:
@@ -212,11 +222,12 @@ def _machine(valid: Sequence[Record], command: str) -> Iterator[Doubt]:
 
 
 def _engine(valid: Sequence[Record]) -> Iterator[Doubt]:
-    seen: dict[tuple[str, str], None] = {}
+    seen: dict[tuple[str, str], str] = {}
     for record in valid:
         for fallback in record["document"]["mechanism"].get("fallbacks") or ():
-            seen[record["arm"], fallback] = None
-    for arm, fallback in seen:
+            # Of the same words with other figures one is enough.
+            seen.setdefault((record["arm"], _FIGURES.sub("", fallback)), fallback)
+    for (arm, _), fallback in seen.items():
         yield Doubt(Kind.FELL_BACK, f"{arm}: {fallback}", "moestream mechanisms")
     steps: dict[tuple[str, int], set[str]] = {}
     for record in valid:

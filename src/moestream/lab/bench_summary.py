@@ -50,6 +50,8 @@ def summarise(
         found["excluded"] = sum(1 for r in judged if r["arm"] == arm["key"] and not r["valid"])
         if arm["key"] != STOCK:
             found["against_stock"] = _compared(mine, by_arm.get(STOCK, []), noise)
+        if arm["key"] != setup["sentinel"]:
+            found["against_sentinel"] = _compared(mine, by_arm.get(setup["sentinel"], []), noise)
         if setup.get("ladder") and arm["cap_bytes"] is not None:
             found["against_previous"] = _compared(mine, previous, noise)
             previous = mine or previous
@@ -66,7 +68,11 @@ def summarise(
         "session_drift": statistics.session_drift(valid),
         "ceilings": asdict(ceilings),
         "arms": arms,
-        "doubts": [asdict(doubt) for doubt in _all_doubts(setup, judged, noise, ceilings)],
+        "best": _best(arms),
+        "doubts": [
+            {**asdict(doubt), "kind": doubt.kind.value}
+            for doubt in _all_doubts(setup, judged, noise, ceilings)
+        ],
     }
 
 
@@ -123,6 +129,19 @@ def arm_summary(arm: Mapping[str, Any], records: Sequence[Record], ceilings: Cei
     }
 
 
+def _best(arms: Sequence[dict[str, Any]]) -> str | None:
+    """The key of the arm under the cap to use: the fastest of those shown to be faster than the sentinel, else the
+    sentinel itself, which is the default where that ran. None where neither has a valid run."""
+    shown = [
+        arm
+        for arm in arms
+        if arm["cap_bytes"] is not None and (arm.get("against_sentinel") or {}).get("verdict") == "faster"
+    ]
+    if shown:
+        return str(max(shown, key=lambda arm: arm["against_sentinel"]["value"])["key"])
+    return next((str(arm["key"]) for arm in arms if "against_sentinel" not in arm and arm["runs"]), None)
+
+
 def _all_doubts(
     setup: Mapping[str, Any], judged: Sequence[Record], noise: float | None, ceilings: Ceilings
 ) -> list[Doubt]:
@@ -167,7 +186,7 @@ def _per_token(name: str) -> figures.Figure:
 
 def _wasted(record: Record) -> float | None:
     phase = figures.decode(record)
-    wasted = (phase.get("speculative") or {}).get("wasted_bytes")
+    wasted = (phase.get("speculative") or {}).get("wasted_bytes") if record["asked"] != STOCK else None
     return wasted / phase["tokens"] if wasted is not None and phase["tokens"] else None
 
 

@@ -14,19 +14,9 @@ _UNKNOWN = "-"
 _PATH = re.compile(r"(?<=:)[^+,\s]*/(?=[^/+,\s]+)")
 
 _SPEED = (
-    "mechanism",
-    "tok/s",
-    "95 %",
-    "x stock",
-    "95 %",
-    "verdict",
-    "p50 ms",
-    "p95",
-    "p99",
-    "hits",
-    "of floor",
-    "n",
-)
+    "mechanism", "tok/s (95 %)", "x stock (95 %)", "", "x sentinel (95 %)", "", "p50 ms", "p95", "p99", "hits",
+    "of floor", "n",
+)  # fmt: skip
 _WORK = (
     "mechanism", "MB/token: engine", "process", "wasted", "stall ms", "compute", "memory", "majflt", "minflt",
     "CPU s/token", "CPU s/GB", "peak MB", "J/token",
@@ -35,13 +25,24 @@ _WORK = (
 
 def report(summary: Mapping[str, Any]) -> str:
     """The whole report, as ``report.md`` holds it and a terminal shows it."""
-    parts = [_heading(summary), _speed(summary), _work(summary), _ladder(summary), _doubts(summary, True)]
+    parts = [
+        _heading(summary),
+        [*_speed(summary), *_best(summary)],
+        _work(summary),
+        _ladder(summary),
+        _doubts(summary, True),
+    ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
 def share(summary: Mapping[str, Any]) -> str:
     """One markdown block to paste into an issue: what was run on what, the table, the doubts, and no path."""
-    parts = [_heading(summary), _speed(summary), _ladder(summary), _doubts(summary, False)]
+    parts = [
+        _heading(summary),
+        [*_speed(summary), *_best(summary)],
+        _ladder(summary),
+        _doubts(summary, False),
+    ]
     text = "\n\n".join("\n".join(part) for part in parts if part)
     return without_paths(f"<!-- moestream bench --share -->\n{text}\n")
 
@@ -87,8 +88,8 @@ def _heading(summary: Mapping[str, Any]) -> list[str]:
         f"kernel {box.get('kernel', '?')}, {box.get('fs', '?')}, read-ahead {box.get('read_ahead_kb', '?')} kB.",
         f"Ceilings: {'; '.join(text for text in known if text) or 'not known'}.",
         f"Runs: {summary['valid_runs']} of {summary['runs']} count; {setup['tokens']} greedy tokens of "
-        f"{len(setup['prompts'])} prompts, {setup['repeats']} rounds whose order turns round, a fresh process and a "
-        f"cold start each, {setup['threads']} threads.",
+        f"{len(setup['prompts'])} prompts, {_count(setup['repeats'], 'round')} whose order turns round, a fresh "
+        f"process and a cold start each, {_count(setup['threads'], 'thread')}.",
         f"Left out of rates: the first {WARM_UP_STEPS} steps after the prompt, of a short run the first "
         f"{WARM_UP_SHARE:.0%}.",
         f"Noise floor: {f'{noise:.1%}' if noise is not None else 'not known'} (what `{setup['sentinel']}` differs by "
@@ -103,16 +104,13 @@ def _heading(summary: Mapping[str, Any]) -> list[str]:
 def _speed(summary: Mapping[str, Any]) -> list[str]:
     rows = []
     for arm in summary["arms"]:
-        rate, against = arm["tok_per_s"], arm.get("against_stock")
         cap = "" if arm["cap_bytes"] is not None else " (no cap)"
         rows.append(
             [
                 f"`{_name(arm)}`{cap}",
-                _number(rate and rate["value"], "{:.2f}"),
-                _range(rate),
-                _number(against and against["value"], "{:.2f}"),
-                _range(against),
-                against["verdict"] if against else _UNKNOWN,
+                _interval(arm["tok_per_s"]),
+                *_against(arm.get("against_stock")),
+                *_against(arm.get("against_sentinel")),
                 *(_number(arm[f"p{q}_ms"], "{:.0f}") for q in (50, 95, 99)),
                 _number(arm["hit_rate"], "{:.0%}"),
                 _number(arm["floor_share"], "{:.0%}"),
@@ -120,6 +118,20 @@ def _speed(summary: Mapping[str, Any]) -> list[str]:
             ]
         )
     return markdown_table(_SPEED, rows) if rows else []
+
+
+def _best(summary: Mapping[str, Any]) -> list[str]:
+    """What to use, in one line."""
+    best = next((arm for arm in summary["arms"] if arm["key"] == summary["best"]), None)
+    if best is None:
+        return []
+    what = "the default" if best["key"] == "default" else f"--mechanism {best['key']}"
+    why = (
+        "nothing was shown to be faster than it"
+        if best["key"] == summary["setup"]["sentinel"]
+        else f"{best['against_sentinel']['value']:.2f} times `{summary['setup']['sentinel']}`"
+    )
+    return ["", f"To use under this cap: {what} ({why})."]
 
 
 def _work(summary: Mapping[str, Any]) -> list[str]:
@@ -165,7 +177,7 @@ def _doubts(summary: Mapping[str, Any], with_next: bool) -> list[str]:
     for number, doubt in enumerate(summary["doubts"], 1):
         lines.append(f"{number}. **{doubt['kind']}**: {doubt['text']}")
         if with_next:
-            lines.append(f"   next: `{doubt['next']}`")
+            lines.append(f"   next: {doubt['next']}")
     return lines
 
 
@@ -174,6 +186,18 @@ def _name(arm: Mapping[str, Any]) -> str:
     if arm["key"] == "default" and arm["effective"]:
         return f"default = {arm['effective']}"
     return str(arm["key"])
+
+
+def _against(found: Mapping[str, Any] | None) -> tuple[str, str]:
+    return (_interval(found), found["verdict"]) if found is not None else (_UNKNOWN, "")
+
+
+def _interval(found: Mapping[str, Any] | None) -> str:
+    return _UNKNOWN if found is None else f"{found['value']:.2f} ({_range(found)})"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _range(found: Mapping[str, Any] | None) -> str:

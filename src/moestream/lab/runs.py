@@ -37,6 +37,7 @@ RUNS = "runs.jsonl"
 #: A run that takes longer is stuck: the slowest one known takes ten minutes.
 TIMEOUT_S = 3600.0
 _RATE_S = 1.0
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _SAMPLE_S = 0.1
 
 
@@ -173,7 +174,8 @@ def command(setup: Setup, arm: Arm, text: str, result: Path) -> list[str]:
     words += ["-n", str(arm.tokens or setup.tokens), "--threads", str(setup.threads), "--ctx", str(setup.ctx)]
     words += ["--batch", str(setup.batch), "--json", str(result)]
     if not arm.is_stock:
-        ram = arm.cap_bytes or arm.ram_bytes
+        # A cgroup's limit is whole pages: a cap that is not would be above it.
+        ram = arm.cap_bytes // _PAGE * _PAGE if arm.cap_bytes is not None else arm.ram_bytes
         words += ["--ram", str(ram)] if ram is not None else []
         words += ["--mechanism", arm.mechanism] if arm.mechanism is not None else []
         words += ["--expert-bytes", str(arm.expert_bytes)] if arm.expert_bytes is not None else []

@@ -52,7 +52,8 @@ def judge(record: Record) -> list[str]:
             Reason.LOST_CAP.of(f"the kernel killed {record['oom_kills']} process for memory: raise the cap")
         )
     if record["returncode"] != 0 or document is None:
-        said = (record.get("error") or "no word").strip()[-300:]
+        # Of a traceback, the last line says what happened.
+        said = ((record.get("error") or "").strip().splitlines() or ["no word"])[-1][-300:]
         return [*found, Reason.FAILED.of(f"exit code {record['returncode']}: {said}")]
     return [*found, *_cap(record), *_engaged(record), *_state(record), *_output(record)]
 
