@@ -69,7 +69,7 @@ def check_context(request: Request) -> None:
 
     params = low.llama_model_default_params()
     params.vocab_only = True
-    vocabulary = LlamaModel(path_model=str(request.model.paths[0]), params=params, verbose=False)
+    vocabulary: Any = LlamaModel(path_model=str(request.model.paths[0]), params=params, verbose=False)
     try:
         for name, text in request.prompts.items():
             needed = len(vocabulary.tokenize(text.encode(), add_bos=True, special=True)) + request.tokens
