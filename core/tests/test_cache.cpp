@@ -1,22 +1,12 @@
 // The cache's contract: pins, protection of early loads, counters, and no allocation on a route. That the victims
 // are the right ones is the business of tests/unit/test_policies.py, which compares with the specification.
-#include <cstdlib>
-#include <new>
 #include <random>
 
+#include "allocations.h"
 #include "check.h"
 #include "moestream/cache.h"
 
 using namespace moestream;
-
-static size_t allocations = 0;
-void* operator new(size_t bytes) {
-    ++allocations;
-    if (void* p = std::malloc(bytes)) return p;
-    throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 // Two banks of four in one part; expert 8 (bank 2) is in no part.
 static ExpertCache small(uint32_t capacity, const char* policy = "lru") {

@@ -1,24 +1,14 @@
 // Policies by themselves: what the step-by-step comparison with the Python specification does not show, such as
 // the verbs in unusual orders, the error texts' kinds, and that nothing is allocated after construction.
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 #include <random>
 #include <set>
 
+#include "allocations.h"
 #include "check.h"
 #include "moestream/policy.h"
 
 using namespace moestream;
-
-static size_t allocations = 0;
-void* operator new(size_t bytes) {
-    ++allocations;
-    if (void* p = std::malloc(bytes)) return p;
-    throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 static const char* const kPolicies[] = {"none",  "fifo",   "lru",        "lru-layer",  "lfu",        "lfu-decay",
                                         "sieve", "s3fifo", "dontneed:0", "dontneed:2", "lfu-decay:4", "lfu-adapt"};
