@@ -318,13 +318,16 @@ def test_the_engine_is_told_the_cap_and_stock_is_not(tmp_path: Path, monkeypatch
 
 
 def test_a_run_ends_with_the_benchmark_that_is_stopped() -> None:
+    # It names itself when it is first waited for: before that nobody watches it.
     script = (
-        "import subprocess, sys\n"
+        "import subprocess\n"
         "from moestream.lab import runs\n"
+        "class Child(subprocess.Popen):\n"
+        "    def wait(self, timeout=None):\n"
+        "        print(self.pid, flush=True)\n"
+        "        return super().wait(timeout)\n"
         "runs.end_on_sigterm()\n"
-        "child = subprocess.Popen(['sleep', '600'])\n"
-        "print(child.pid, flush=True)\n"
-        "runs._watch(child, None)\n"
+        "runs._watch(Child(['sleep', '600']), None)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as bench:
         assert bench.stdout is not None

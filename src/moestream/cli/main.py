@@ -26,7 +26,7 @@ COMMANDS = {
     "run": "Generate text from a prompt within a memory cap.",
     "plan": "Say how a memory cap would be divided, and how fast that can be.",
     "probe": "Measure what this box's disk, memory and processors can do.",
-    "bench": "Run mechanisms side by side under a cap, and say which is faster.",
+    "bench": "Run mechanisms in turns under a cap; which is faster?",
     "lab": "Ask one question of this box, as a document did, and say whether it agrees.",
     "inspect": "Show a model's expert table: what streams and what stays.",
     "mechanisms": "List every part of a mechanism, and what this box has.",

@@ -149,7 +149,9 @@ def _engaged(record: Record) -> list[str]:
         return [Reason.FELL_BACK.of(f"{mechanism['effective']} ran, {wanted} was asked for")]
     phases = [record["document"].get(name) or {} for name in ("prefill", "decode")]
     streams = wanted.store != "resident" and wanted.reader != "fault" and record["cap_bytes"] is not None
-    if streams and not any(phase.get("bytes_read") or phase.get("hits") for phase in phases):
+    engaged = mechanism.get("engaged")
+    idle = not any(phase.get("bytes_read") or phase.get("hits") for phase in phases)
+    if streams and (idle or (engaged and not any(engaged.values()))):
         return [Reason.INACTIVE.of(f"{wanted.reader} asked for nothing")]
     return []
 
@@ -184,14 +186,16 @@ def _output(record: Record) -> list[str]:
 
 
 def _reference(group: Sequence[Record]) -> Record:
-    """The run whose tokens are right: stock's longest, else that which most others agree with."""
+    """The run whose tokens are right: stock's longest, else that which most arms agree with, however often each ran."""
     stock = [record for record in group if is_stock(record)]
     if stock:
         return max(stock, key=lambda record: len(record["document"]["tokens"]))
 
     def agreeing(record: Record) -> int:
         ours = record["document"]["tokens"]
-        return sum(_first_difference(ours, other["document"]["tokens"]) is None for other in group)
+        return len(
+            {other["arm"] for other in group if _first_difference(ours, other["document"]["tokens"]) is None}
+        )
 
     return max(group, key=agreeing)
 

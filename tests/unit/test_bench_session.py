@@ -1,0 +1,277 @@
+"""A whole benchmark without a process: the mock executor's clock is exact, and so is all that follows from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench_records import ARMS, BOX, CAP, MS, PROMPTS, SLOW, Mock, Silent, setup
+from moestream.errors import RefusedError, UsageError
+from moestream.lab import validity
+from moestream.lab.bench_arms import Arm
+from moestream.lab.bench_journal import drop_torn_line, open_journal, read_runs
+from moestream.lab.bench_session import Asked, conclude, make_runs
+from moestream.lab.bench_text import report, share, without_paths
+from moestream.lab.runs import run_arm
+from moestream.lab.schedule import schedule
+
+
+def asked(out: Path, **changes: Any) -> Asked:
+    found = {
+        "setup": setup(out),
+        "arms": ARMS,
+        "repeats": 4,
+        "sentinel": "default",
+        "cap_bytes": CAP,
+        "ram": "1GiB",
+        "command": "moestream bench m.gguf --ram 1GiB",
+    }
+    return Asked(**{**found, **changes})
+
+
+def bench(
+    out: Path, mock: Mock, resume: bool = False, show: Silent | None = None, **changes: Any
+) -> dict[str, Any]:
+    """Everything that ``moestream bench`` does after its arms are known; the summary."""
+    what = asked(out, **changes)
+    records = open_journal(out, what.document(BOX), resume=resume, force=False)
+    slots = schedule(what.arms, list(PROMPTS), what.repeats, what.sentinel)
+    return conclude(out, make_runs(what.setup, slots, records, show or Silent(), mock), None)
+
+
+def arm(summary: dict[str, Any], key: str) -> dict[str, Any]:
+    return next(found for found in summary["arms"] if found["key"] == key)
+
+
+def kinds(summary: dict[str, Any]) -> list[str]:
+    """The doubts, without that about a checkout with changes, which is the developer's."""
+    return [doubt["kind"] for doubt in summary["doubts"] if doubt["kind"] != "modified code"]
+
+
+def test_a_quiet_benchmark_is_exact_and_without_doubt(tmp_path: Path) -> None:
+    mock = Mock()
+    summary = bench(tmp_path / "out", mock)
+    assert summary["valid_runs"] == summary["runs"] == 4 * 3 * 5
+    for key, ms in MS.items():
+        assert arm(summary, key)["tok_per_s"]["value"] == pytest.approx(1000 / ms)
+        assert arm(summary, key)["p99_ms"] == pytest.approx(ms)
+    assert arm(summary, "default")["against_stock"]["value"] == pytest.approx(10)
+    assert arm(summary, "default")["against_stock"]["verdict"] == "faster"
+    assert arm(summary, SLOW.key)["against_sentinel"]["verdict"] == "slower"
+    assert "against_sentinel" not in arm(summary, "default")
+    assert summary["best"] == "default"
+    assert summary["noise_floor"] == pytest.approx(0.01)
+    assert summary["session_drift"] == pytest.approx(0)
+    assert summary["ceilings"]["compute_s"] == pytest.approx(0.05)
+    # 10 MB a token at 1 GB/s take less than computing it does.
+    assert arm(summary, "default")["floor_share"] == pytest.approx(0.5)
+    assert arm(summary, "default")["hit_rate"] == 0.5
+    assert arm(summary, "stock")["bytes_per_token"] == {"engine": None, "process": 20_000_000, "wasted": None}
+    assert kinds(summary) == []
+    assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
+
+
+def test_the_order_is_the_schedules_and_records_say_where_they_stand(tmp_path: Path) -> None:
+    mock = Mock()
+    bench(tmp_path / "out", mock, repeats=2)
+    records = read_runs(tmp_path / "out/runs.jsonl")
+    slots = schedule(ARMS, list(PROMPTS), 2, "default")
+    assert mock.runs == [slot.arm.key for slot in slots]
+    assert [(r["round"], r["position"], r["prompt"], r["again"]) for r in records] == [
+        (s.round, s.position, s.prompt, s.again) for s in slots
+    ]
+    stock = next(record for record in records if record["arm"] == "stock")
+    assert (stock["schema"], stock["kind"], stock["valid"], stock["invalid"]) == (1, "stock", True, [])
+    assert stock["box"] == stock["document"]["box"]
+    assert stock["experiment"] is None
+    assert stock["seconds"] == pytest.approx(9.0)
+
+
+def test_time_left_follows_the_clock(tmp_path: Path) -> None:
+    show = Silent()
+    bench(tmp_path / "out", Mock(), repeats=1, show=show, arms=(ARMS[2],))
+    # One second to prepare, 17 tokens of 0.1 s.
+    assert show.left[0] is None
+    assert show.left[1:] == pytest.approx([2.7 * left for left in (5, 4, 3, 2, 1)])
+
+
+def test_a_planted_slow_down_in_the_second_half_is_drift(tmp_path: Path) -> None:
+    mock = Mock(lambda arm, number: MS[arm.key] * (1.0 if number < 30 else 1.25))
+    summary = bench(tmp_path / "out", mock)
+    assert kinds(summary) == ["drift"]
+    assert "20 % slower" in summary["doubts"][0]["text"]
+    # Rounds whose order turns round: what drifts does not change who is faster.
+    assert arm(summary, "default")["against_stock"]["value"] == pytest.approx(10)
+
+
+def test_an_arm_whose_advice_fails_does_not_count_and_is_given_up(tmp_path: Path) -> None:
+    def einval(one: Arm, number: int, ending: dict[str, Any], made: dict[str, Any]) -> dict[str, Any] | None:
+        if one is not SLOW:
+            return made
+        ending |= {"returncode": 4, "error": "m.gguf at byte 4096 (blk.0): MADV_WILLNEED: Invalid argument"}
+        return None
+
+    show, mock = Silent(), Mock(change=einval)
+    summary = bench(tmp_path / "out", mock, show=show)
+    slow = arm(summary, SLOW.key)
+    assert (slow["runs"], slow["excluded"], slow["tok_per_s"]) == (0, 3, None)
+    assert slow["against_stock"] is None
+    assert mock.runs.count(SLOW.key) == 3
+    assert show.notes == [f"{SLOW.key}: its first 3 runs failed, it is given up"]
+    assert kinds(summary) == ["runs excluded"]
+    doubt = summary["doubts"][0]
+    assert "Invalid argument" in doubt["text"]
+    assert doubt["next"] == f"moestream run m.gguf --ram 1GiB --mechanism {SLOW.key} --strict -p test -n 8"
+
+
+def test_empty_output_is_no_output_that_is_equal(tmp_path: Path) -> None:
+    def nothing(one: Arm, number: int, ending: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+        return {**made, "tokens": [], "text": ""} if one is SLOW else made
+
+    summary = bench(tmp_path / "out", Mock(change=nothing))
+    assert arm(summary, SLOW.key)["runs"] == 0
+    assert "empty output: no token came out" in summary["doubts"][0]["text"]
+
+
+def test_an_arm_of_other_tokens_does_not_count(tmp_path: Path) -> None:
+    def other(one: Arm, number: int, ending: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+        return {**made, "tokens": [*made["tokens"][:-1], 7]} if one.key == "default" else made
+
+    summary = bench(tmp_path / "out", Mock(change=other), arms=(SLOW, ARMS[2], ARMS[3]))
+    assert arm(summary, "default")["runs"] == 0
+    assert arm(summary, SLOW.key)["runs"] == 12
+    assert summary["best"] is None
+    assert "no noise floor" in kinds(summary)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_benchmark_that_is_killed_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+    def killed(one: Arm, number: int, ending: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+        if number == 7:
+            raise Killed
+        return made
+
+    whole = bench(tmp_path / "whole", Mock(), repeats=2)
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        bench(out, Mock(change=killed), repeats=2)
+    assert len(read_runs(out / "runs.jsonl")) == 7
+    mock = Mock()
+    resumed = bench(out, mock, resume=True, repeats=2)
+    assert len(mock.runs) == whole["runs"] - 7
+    for name in ("arms", "runs", "valid_runs", "noise_floor", "best"):
+        assert resumed[name] == whole[name]
+    again = Mock()
+    bench(out, again, resume=True, repeats=3)
+    assert len(again.runs) == whole["runs"] // 2
+
+
+@pytest.mark.parametrize("torn", ['{"arm": "sto', '{"arm": "stock"}', '{"arm": "sto\n'])
+def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: str) -> None:
+    out = tmp_path / "out"
+    bench(out, Mock(), repeats=1)
+    path = out / "runs.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + torn)
+    assert len(read_runs(path)) == 15
+    drop_torn_line(path)
+    assert path.read_text() == whole
+
+
+def test_damage_before_the_last_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"arm": 1}\n{"arm": \n{"arm": 2}\n')
+    with pytest.raises(RefusedError, match="line 2 is no JSON"):
+        read_runs(path)
+    path.write_text('{"schema": 2}\n')
+    with pytest.raises(RefusedError, match="newer moestream"):
+        read_runs(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sentinel": SLOW.key}, "sentinel"),
+        ({"cap_bytes": 2 * CAP}, f"cap_bytes was {CAP}, is {2 * CAP}"),
+        ({"arms": ARMS[:3]}, "arms"),
+    ],
+)
+def test_another_setup_is_refused_and_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    bench(tmp_path / "out", Mock(), repeats=1)
+    before = (tmp_path / "out/setup.json").read_text()
+    with pytest.raises(RefusedError, match=says):
+        bench(tmp_path / "out", Mock(), resume=True, repeats=1, **changes)
+    assert (tmp_path / "out/setup.json").read_text() == before
+
+
+def test_two_boxes_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    bench(out, Mock(), repeats=1)
+    document = asked(out, repeats=1).document({**BOX, "cpus": 64})
+    with pytest.raises(RefusedError, match="two boxes cannot be put together"):
+        open_journal(out, document, resume=True, force=False)
+    records = read_runs(out / "runs.jsonl")
+    elsewhere = [{**records[0], "box": {**BOX, "ram_bytes": 1}}]
+    with pytest.raises(RefusedError, match="ram_bytes"):
+        validity.check_one_box(records + elsewhere)
+    # A cap, and what is free, are no other box.
+    validity.check_one_box(
+        [{**record, "box": {**record["box"], "available_bytes": n}} for n, record in enumerate(records)]
+    )
+
+
+def test_an_existing_directory_needs_a_word(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    bench(out, Mock(), repeats=1)
+    document = asked(out, repeats=1).document(BOX)
+    with pytest.raises(UsageError, match="--resume goes on with it, --force begins anew"):
+        open_journal(out, document, resume=False, force=False)
+    with pytest.raises(UsageError, match="one of the two"):
+        open_journal(out, document, resume=True, force=True)
+    (out / "notes.txt").write_text("mine")
+    assert open_journal(out, document, resume=False, force=True) == []
+    assert sorted(path.name for path in out.iterdir()) == ["notes.txt", "setup.json"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").write_text("")
+    for words in ({"resume": False, "force": True}, {"resume": True, "force": False}):
+        with pytest.raises(RefusedError, match="no benchmark's"):
+            open_journal(other, document, **words)
+    assert [path.name for path in other.iterdir()] == ["thesis.tex"]
+
+
+def test_the_report_and_what_is_shared(tmp_path: Path) -> None:
+    seeds = Arm("arena+pinned:/home/me/t.parquet", CAP, "arena+pinned:/home/me/t.parquet")
+    mock = Mock(lambda arm, number: MS.get(arm.key, 80.0))
+    summary = bench(tmp_path / "out", mock, arms=(*ARMS, seeds), ladder=True)
+    text = report(summary)
+    assert (tmp_path / "out/report.md").read_text() == text
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) == 2 * 5
+    assert (
+        "To use under this cap: --mechanism arena+pinned:/home/me/t.parquet (1.25 times `default`)." in text
+    )
+    assert "stock llama.cpp: 1.00 tok/s" in text
+    shared = share(summary)
+    assert "/home" not in shared
+    assert str(tmp_path) not in shared
+    assert "arena+pinned:t.parquet" in shared
+    assert "next:" not in shared
+
+
+def test_paths_are_taken_out_and_nothing_else() -> None:
+    assert without_paths("`arena/fresh+uring:8+pinned:/a/b/t.parquet+anon` 3 MB/s: x") == (
+        "`arena/fresh+uring:8+pinned:t.parquet+anon` 3 MB/s: x"
+    )
+
+
+def test_one_run_alone_is_judged_and_appended(tmp_path: Path) -> None:
+    record = run_arm(setup(tmp_path), SLOW, "one", experiment="alone", executor=Mock())
+    assert (record["experiment"], record["round"], record["valid"]) == ("alone", 0, True)
+    assert read_runs(tmp_path / "runs.jsonl") == [record]
