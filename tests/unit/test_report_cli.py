@@ -66,7 +66,7 @@ def test_markdown_goes_to_stdout_instead_of_the_text(
     said = capfd.readouterr().out
     assert said.startswith("# mine\n")
     assert "| 1.00 GB | stock | 0.25 (0.17 … 0.50) |" in said
-    speed = said[said.index("### Speed") :].splitlines()[2:7]
+    speed = said[said.index("### Speed in figures") :].splitlines()[2:7]
     assert {line.count("|") for line in speed} == {11}
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moestream.errors import UsageError
 from moestream.report import check_writable
+
+if TYPE_CHECKING:
+    from moestream.reports import Group
+    from moestream.reports.traces import Routing
 
 #: What is piped has no width: a table cut to 80 columns would lose figures.
 _PIPED_WIDTH = 160
@@ -47,18 +51,35 @@ def report(
 
     unique = {directory.resolve(): directory for directory in directories}
     groups = summarize([read_results(directory) for directory in unique.values()], probe)
+    routings = _routings(groups)
     if html is not None:
         from moestream.reports.page import page
 
-        _write(html, page(groups))
+        _write(html, page(groups, routings))
     if markdown == "-":
-        print(as_markdown(groups), end="")
+        print(as_markdown(groups, routings), end="")
         return
     if markdown is not None:
-        _write(Path(markdown), as_markdown(groups))
-    print_report(groups, sys.stdout, None if sys.stdout.isatty() else _PIPED_WIDTH)
+        _write(Path(markdown), as_markdown(groups, routings))
+    print_report(groups, routings, sys.stdout, None if sys.stdout.isatty() else _PIPED_WIDTH)
     for path, _ in outputs:
         print(f"wrote {path}", file=sys.stderr)
+
+
+def _routings(groups: list[Group]) -> list[Routing | None]:
+    """What the traces beside each group's records say; what was left out of them is said at once."""
+    # Without a trace nothing of replay needs to be imported.
+    if not any(record["trace"] for group in groups for record in group.runs):
+        return [None] * len(groups)
+    from moestream.reports.traces import read_routing
+
+    found = []
+    for group in groups:
+        routing, notes = read_routing(group)
+        found.append(routing)
+        for note in notes:
+            print(f"{group.name}: {note}", file=sys.stderr)
+    return found
 
 
 def _write(path: Path, text: str) -> None:

@@ -83,6 +83,10 @@ def saw_routes(record: Record) -> bool:
     return bool(decode["hits"] + decode["misses"])
 
 
+def _all_in_memory(record: Record) -> bool:
+    return str(record["document"]["mechanism"]["effective"]).startswith("resident")
+
+
 def hit_rate(record: Record) -> float | None:
     """Share of routed experts found in memory; None where the kernel's cache is the cache."""
     decode = record["document"]["decode"]
@@ -152,7 +156,7 @@ def split(records: Sequence[Record]) -> Split | None:
     seconds = sum(sum(phase["step_ms"]) for phase in phases) / 1e3
     stall = sum(phase["stall_s"] for phase in phases)
     work = sum(phase["memory_work_s"] for phase in phases)
-    told = any(saw_routes(record) for record in records)
+    told = any(saw_routes(record) or _all_in_memory(record) for record in records)
     if not told:
         stall = 0.0
     compute = max(0.0, seconds - stall - work)

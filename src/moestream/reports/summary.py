@@ -275,7 +275,7 @@ def _finish(arms: Sequence[Arm], ceilings: Ceilings) -> tuple[Arm, ...]:
         floor = None
         if read is not None and ceilings.compute_s is not None and ceilings.disk_bytes_per_s:
             floor = max(ceilings.compute_s, read / ceilings.disk_bytes_per_s)
-        ratio = estimate(paired(arm.runs, stock.runs)) if stock is not None else None
+        ratio = estimate(paired(arm.runs, stock.runs)) if stock is not None and not arm.is_stock else None
         finished.append(replace(arm, floor_s=floor, ratio=ratio))
     return tuple(finished)
 

@@ -86,7 +86,7 @@ def speed_table(group: Group) -> Table:
         "of the same prompt and cap. p50, p95, p99: of all decoded tokens. floor: max(compute with all in memory, "
         "the bytes it read at the disk's best rate); above 100 % the disk was faster than when it was measured."
     ]
-    return Table("Speed", columns, tuple(rows), notes=tuple(notes + _lengths(group)))
+    return Table("Speed in figures", columns, tuple(rows), notes=tuple(notes + _lengths(group)))
 
 
 def _lengths(group: Group) -> list[str]:

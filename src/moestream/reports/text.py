@@ -9,33 +9,43 @@ from moestream.reports import tables
 from moestream.reports.repeat import commands
 from moestream.reports.summary import Group
 from moestream.reports.tables import Table
+from moestream.reports.traces import Routing, curve_table, routing_lines
 
 _BAR = 24
 
 
-def sections(group: Group) -> list[Table]:
+def sections(group: Group, routing: Routing | None) -> list[Table]:
     """A group's tables in the order of reading."""
     found = [tables.box_table(group), tables.speed_table(group), tables.work_table(group)]
     excluded = tables.excluded_table(group)
+    found += [curve_table(routing)] if routing is not None else []
     return [*found, excluded] if excluded is not None else found
 
 
-def print_report(groups: Sequence[Group], file: IO[str], width: int | None) -> None:
-    """Everything for a terminal of ``width`` columns (None: as wide as it is)."""
+def _sentences(group: Group, routing: Routing | None) -> list[str]:
+    lines = tables.headline(group) + (routing_lines(routing) if routing is not None else [])
+    return lines + [f"note: {note}" for note in group.notes]
+
+
+def print_report(
+    groups: Sequence[Group], routings: Sequence[Routing | None], file: IO[str], width: int | None
+) -> None:
+    """Everything for a terminal of ``width`` columns (None: as wide as it is); ``routings``: what each group's traces
+    say."""
     from rich.console import Console
 
     console = Console(file=file, width=width, highlight=False, markup=False)
     together = tables.comparison(groups)
     if together is not None:
         _print_table(console, together)
-    for group in groups:
+    for group, routing in zip(groups, routings, strict=True):
         console.print(f"{group.name}: {group.box}", soft_wrap=True)
-        for line in (*tables.headline(group), *(f"note: {note}" for note in group.notes)):
+        for line in _sentences(group, routing):
             console.print(line, soft_wrap=True)
         console.print()
         for bar in bars(group):
             console.print(bar, soft_wrap=True)
-        for table in sections(group):
+        for table in sections(group, routing):
             _print_table(console, table)
         console.print("To repeat it:")
         for command in commands(group):
@@ -83,18 +93,17 @@ def _print_table(console: Any, table: Table) -> None:
     console.print()
 
 
-def markdown(groups: Sequence[Group]) -> str:
+def markdown(groups: Sequence[Group], routings: Sequence[Routing | None]) -> str:
     """The whole report as markdown."""
     lines = [f"# {', '.join(group.name for group in groups)}", ""]
     together = tables.comparison(groups)
     if together is not None:
         lines += _markdown_table(together)
-    for group in groups:
-        lines += [f"## {group.name}", ""]
-        lines += [f"- {_escaped(line)}" for line in tables.headline(group)]
-        lines += [f"- note: {_escaped(note)}" for note in group.notes]
+    for group, routing in zip(groups, routings, strict=True):
+        lines += [f"## {_escaped(group.name)}", ""]
+        lines += [f"- {_escaped(line)}" for line in _sentences(group, routing)]
         lines.append("")
-        for table in sections(group):
+        for table in sections(group, routing):
             lines += _markdown_table(table)
         lines += ["### To repeat it", "", "```", *commands(group), "```", ""]
     return "\n".join(lines)
