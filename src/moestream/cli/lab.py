@@ -115,13 +115,18 @@ def run(
 
 
 @lab.command()
-def clean() -> None:
+def clean(
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON array of what was removed.")] = False,
+) -> None:
     """Remove the files that experiments made in the cache directory. The demo model stays."""
     from moestream.lab.files import clean as remove
     from moestream.lab.files import directory
     from moestream.units import format_bytes
 
     removed = remove()
+    if json:
+        print(json_module.dumps([{"path": str(path), "bytes": size} for path, size in removed], indent=1))
+        return
     for path, size in removed:
         print(f"removed {path} ({format_bytes(size)})")
     if not removed:

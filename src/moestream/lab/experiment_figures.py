@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moestream.lab import bench_figures
+from moestream.lab import bench_figures, statistics
 
 Record = dict[str, Any]
 Of = Callable[[Record], float | None]
@@ -126,7 +126,7 @@ def with_floor(records: list[Record]) -> list[Record]:
         (r["prompt"], r.get("round")): 1 / rate
         for r in records
         if usable(r) and r["document"]["mechanism"]["effective"].startswith("resident")
-        if (rate := bench_figures.rate(r))
+        if (rate := statistics.rate(r))
     }
     made = []
     for record in records:
@@ -134,7 +134,7 @@ def with_floor(records: list[Record]) -> list[Record]:
         ceiling = ceilings.get((record["prompt"], record.get("round")))
         if usable(record) and ceiling is not None and record["disk_bytes_per_s"]:
             floor = bench_figures.floor_s(record, ceiling, record["disk_bytes_per_s"])
-            rate = bench_figures.rate(record)
+            rate = statistics.rate(record)
             share = floor * rate if floor is not None and rate is not None else None
         made.append({**record, "of_floor": share})
     return made
@@ -146,7 +146,9 @@ def usable(record: Record) -> bool:
 
 
 _RUNS = {
-    "tok_per_s": Figure("tokens a second of decoding", "runs", "/s", True, bench_figures.rate),
+    "tok_per_s": Figure(
+        "tokens a second of decoding, the first steps left out", "runs", "/s", True, statistics.rate
+    ),
     "hit_rate": Figure("routed experts found in memory", "runs", "share", False, bench_figures.hit_rate),
     "bytes_per_token": Figure("read a token", "runs", "B", False, bench_figures.bytes_per_token),
     "asked_over_demand": Figure(

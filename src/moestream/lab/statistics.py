@@ -81,7 +81,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     middle = math.exp(math.fsum(logs) / len(logs))
     if len(logs) < FEWEST_PAIRS:
         return Interval(middle, None, None, len(logs))
-    low, high = _bootstrap(logs)
+    low, high = bootstrap_mean(logs)
     return Interval(middle, math.exp(low), math.exp(high), len(logs))
 
 
@@ -185,7 +185,7 @@ def need_scipy() -> Any:
     return scipy.stats
 
 
-def _bootstrap(logs: Sequence[float]) -> tuple[float, float]:
+def bootstrap_mean(logs: Sequence[float]) -> tuple[float, float]:
     """The ends of the percentile interval of a mean. (BCa has none for equal values, which a mock clock gives.)"""
     import numpy as np
 

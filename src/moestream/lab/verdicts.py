@@ -13,6 +13,7 @@ from typing import Any
 
 from moestream.lab.experiment import Claim
 from moestream.lab.experiment_figures import FIGURES
+from moestream.lab.statistics import bootstrap_mean
 from moestream.units import format_bytes
 
 AGREES, DISAGREES, CANNOT_TELL = "agrees", "disagrees", "cannot tell"
@@ -22,7 +23,6 @@ NOISE = 0.06
 FEWEST_TIMED = 2
 #: Fewer values than this have a range; more, a bootstrap interval of their mean.
 FEWEST_BOOTSTRAP = 5
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -112,27 +112,12 @@ def interval(values: Sequence[float], *, ratio: bool, noise: float) -> Interval:
     logs = ratio and all(value > 0 for value in values)
     scaled = [math.log(value) if logs else value for value in values]
     mean = math.fsum(scaled) / len(scaled)
-    low, high = _bootstrap(scaled) if len(scaled) >= FEWEST_BOOTSTRAP else (min(scaled), max(scaled))
+    low, high = min(scaled), max(scaled)
+    if len(scaled) >= FEWEST_BOOTSTRAP and low < high:
+        low, high = bootstrap_mean(scaled)
     if logs:
         mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
     return Interval(mean, low - abs(low) * noise, high + abs(high) * noise, len(values))
-
-
-def _bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """Always the same for the same values."""
-    if min(values) == max(values):
-        return values[0], values[0]
-    import numpy as np
-    from scipy.stats import bootstrap
-
-    found = bootstrap(
-        (np.asarray(values),),
-        np.mean,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return float(found.low), float(found.high)
 
 
 def _of_arm(arm: str, claim: Claim, samples: Sequence[Sample]) -> dict[tuple[str, int], float]:
