@@ -1,4 +1,4 @@
-"""Writes ``golden/policy_tables.json``: hits and misses of each policy at eight budgets on the recorded routes.
+"""Writes ``golden/policy_tables.json``: hits, misses and bytes of each policy at eight budgets on the recorded routes.
 
 The plain-Python reference works them out, so the file says what the core must do, not what it does. Run
 ``python tests/policy_tables.py`` after a change of the recording or of a policy's specification.
@@ -32,6 +32,8 @@ for layer, expert in itertools.product(range(LAYERS), range(EXPERTS)):
     half = CHOSEN[: (PROMPT + TOKENS) // 2, layer]
     PRIORITY[layer * EXPERTS + expert] = float((half == expert).sum())
 
+#: Movable bytes of one of the demo model's experts: what a miss reads.
+FRAME_BYTES = 1_646_592
 #: Frames: from two a layer to nearly all 1920 experts.
 BUDGETS = [64, 192, 288, 480, 768, 960, 1440, 1900]
 POLICIES = [
@@ -70,25 +72,29 @@ def parts_of(budget: int, parts: int = 1) -> list[tuple[list[int], int]]:
 
 
 def count(make: Any, policy: str, budget: int) -> list[int]:
-    """Hits and misses; a route wider than the budget is neither."""
+    """Hits, misses and bytes read; a route wider than the budget is neither."""
     cache = make(parts_of(budget), BANK_OF, policy, PRIORITY)
     for token, tokens, route in steps():
         cache.route(route, token, tokens)
     counters = cache.counters()
-    return [int(counters["hits"]), int(counters["misses"])]
+    return row(int(counters["hits"]), int(counters["misses"]))
+
+
+def row(hits: int, misses: int) -> list[int]:
+    return [hits, misses, misses * FRAME_BYTES]
 
 
 def belady(budget: int) -> list[int]:
     routes = [[expert for expert, _ in route] for _, _, route in steps() if len(route) <= budget]
     misses = belady_misses(routes, budget)
-    return [sum(map(len, routes)) - misses, misses]
+    return row(sum(map(len, routes)) - misses, misses)
 
 
 def main() -> None:
     table = {policy: [count(ReferenceCache, policy, budget) for budget in BUDGETS] for policy in POLICIES}
     table["belady"] = [belady(budget) for budget in BUDGETS]
     rows = [f"    {json.dumps(policy)}: {json.dumps(row)}" for policy, row in table.items()]
-    budgets = f'  "budgets": {json.dumps(BUDGETS)},\n  "hits_and_misses": {{\n'
+    budgets = f'  "budgets": {json.dumps(BUDGETS)},\n  "hits_misses_bytes": {{\n'
     TABLES.write_text("{\n" + budgets + ",\n".join(rows) + "\n  }\n}\n")
     print(f"{TABLES}: {len(rows)} policies at {len(BUDGETS)} budgets")
 

@@ -121,11 +121,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 raise UsageError(f"{name}: {reason}")
         if arguments.get("use_mmap") is False:
             raise UsageError("use_mmap=False: the experts' addresses come from the mapping; leave it at True")
+        # Before the memory is measured: reading a trace takes some.
+        seeds = load_seeds(mechanism, self.model_info) if mechanism is not None else {}
         self.plan = self._make_plan(cap, mechanism, arguments)
         self._engine, self.mechanism = build_core(
             self.model_info,
             self.plan,
-            load_seeds(self.plan.mechanism, self.model_info),
+            seeds,
             strict=strict,
             interpose=interpose,
             on_progress=on_progress,
@@ -314,7 +316,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def engagement(self) -> dict[str, int]:
         """How often each thing the mechanism promises was done since load, by name; empty where it promises none."""
-        return dict(self._engine.engagement) if self._engine is not None else {}
+        if self._engine is None:
+            return {}
+        done = dict(self._engine.engagement)
+        if self.mechanism is not None and self.mechanism.predictor != "none":
+            done["experts asked for early"] = self._engine.counters["speculative_issued"]
+        return done
 
     def _load_bytes(self) -> int:
         return (

@@ -113,6 +113,8 @@ def _budget(llama: Llama, cap_bytes: int | None) -> dict[str, Any]:
 def check_writable(path: Path, shards: Sequence[Path] = (), option: str = "--json") -> None:
     """Raises UsageError when ``path`` cannot become a file, or is one of the model's: better before a run than after
     it, and never over the model."""
+    if str(path) == "-":
+        raise UsageError("--json -: stdout is for the text, name a file")
     if path.is_dir():
         raise UsageError(f"{option} {path}: that is a directory, name a file in it")
     if path.exists() and not path.is_file():

@@ -12,7 +12,7 @@ import pytest
 
 import moestream
 import moestream._core as _core
-from moestream import engine
+from moestream import assembly
 from moestream.binding import TESTED_VERSIONS, libllama_path
 
 #: ggml's functions, with tensors whose dimensions lie elsewhere.
@@ -75,7 +75,7 @@ def test_a_library_without_ggml_is_named() -> None:
 def test_the_error_names_the_versions(
     other_library: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "libllama_path", lambda: str(other_library))
+    monkeypatch.setattr(assembly, "libllama_path", lambda: str(other_library))
     with pytest.raises(moestream.AbiError, match=f"found llama-cpp-python .* tested with {TESTED_VERSIONS}"):
         moestream.Llama(tiny("olmoe"), ram="1GB", mechanism="arena")
 

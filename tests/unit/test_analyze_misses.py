@@ -278,9 +278,9 @@ def test_the_demo_s_document() -> None:
     "mechanism, policy",
     [
         ("arena+uring:8+sieve+none+anon", "sieve"),
-        ("arena+uring:8+none+none+anon", "lfu-decay:16"),
-        ("mapped+willneed", "lfu-decay:16"),
-        ("arena+pinned:routes.parquet", "lfu-decay:16"),
+        ("arena+uring:8+none+none+anon", "lfu-adapt"),
+        ("mapped+willneed", "lfu-adapt"),
+        ("arena+pinned:routes.parquet", "lfu-adapt"),
     ],
 )
 def test_misses_are_counted_under_the_trace_s_own_policy(mechanism: str, policy: str) -> None:

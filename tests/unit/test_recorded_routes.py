@@ -31,7 +31,7 @@ from policy_tables import (
 from record_routes import RECORDED
 from reference.cache import ReferenceCache
 
-GOLDEN: dict[str, list[list[int]]] = json.loads(TABLES.read_text())["hits_and_misses"]
+GOLDEN: dict[str, list[list[int]]] = json.loads(TABLES.read_text())["hits_misses_bytes"]
 
 
 # In two parts and 64 frames the prompt's routes are wider than a part.
@@ -68,7 +68,7 @@ def test_golden_counts(policy: str) -> None:
 def test_golden_counts_are_of_these_policies_and_budgets() -> None:
     table = json.loads(TABLES.read_text())
     assert table["budgets"] == BUDGETS
-    assert list(table["hits_and_misses"]) == [*POLICIES, "belady"]
+    assert list(table["hits_misses_bytes"]) == [*POLICIES, "belady"]
     assert {text.partition(":")[0] for text in POLICIES} == set(_core.policy_members())
 
 

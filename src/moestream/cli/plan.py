@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moestream.box import Box, DiskRate, disk_rate
-from moestream.mechanism import Mechanism
+from moestream.mechanism import DEFAULT, Mechanism
 from moestream.model import check_architecture, locate, read_model
 from moestream.plan import Plan
 from moestream.probe import saved_probe
@@ -56,8 +56,9 @@ def plan(
     made = plan_context(
         found, Box(), cap, asked, n_ubatch=batch or DEFAULT_STEP, compute_share=share, **options
     )
-    # The least cap is that of single tokens, whose compute buffers are the smallest too.
-    least = plan_context(found, Box(), made.cap_bytes, made.mechanism, n_ubatch=1, **options)
+    # The least cap is that of single tokens, whose compute buffers are the smallest too, and, where no mechanism is
+    # asked for, of the one that would run under it.
+    least = plan_context(found, Box(), made.cap_bytes, asked or DEFAULT, n_ubatch=1, **options)
     made = dataclasses.replace(made, smallest_cap_bytes=least.smallest_cap_bytes)
     n_ctx = ctx or found.n_ctx_train
     if json:
