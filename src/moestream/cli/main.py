@@ -34,7 +34,7 @@ COMMANDS = {
     "replay": "Say what other policies and budgets would have read.",
     "analyze": "Show a trace's skew and locality, and what could be foreseen.",
     "fit": "Fit a predictor to traces.",
-    "report": "Show what runs measured, as text, markdown or one HTML page.",
+    "report": "Show what benches measured, as text or one HTML page.",
     "demo-model": "Build the demo model, 3.2 GB, from an installed package.",
     "make-model": "Write a model of any shape with random weights.",
 }
