@@ -27,7 +27,7 @@ COMMANDS = {
     "plan": "Say how a memory cap would be divided, and how fast that can be.",
     "probe": "Measure what this box's disk, memory and processors can do.",
     "bench": "Run mechanisms in turns under a cap; which is faster?",
-    "lab": "Ask one question of this box, as a document did, and say whether it agrees.",
+    "lab": "Ask a canned question of this box: lab list, lab run NAME.",
     "inspect": "Show a model's expert table: what streams and what stays.",
     "mechanisms": "List every part of a mechanism, and what this box has.",
     "trace": "Show a recorded run, export it, or finish one cut short.",
