@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from moestream.box import Box, Cage
+from moestream.errors import BudgetError
 from moestream.lab import files
 from moestream.lab.bench_arms import STOCK, Arm
 from moestream.lab.experiment import Claim, ProbeSpec, ReplaySpec
-from moestream.lab.experiment_plan import Job, smallest_caps
+from moestream.lab.experiment_plan import Job, capped
 from moestream.lab.runs import Setup, run_arm
 from moestream.model import Model, read_model
 from moestream.units import format_bytes
@@ -32,8 +33,8 @@ class Executor(Protocol):
     """Carries out what an experiment plans."""
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """Once, before the first run: whatever all runs must have in common. Raises BudgetError where a cap is too
-        little for anything."""
+        """Once, before the first run: whatever all runs must have in common. Raises BudgetError where no
+        cap is enough for anything; where only some are, their runs are left out."""
 
     def left_out(self, job: Job) -> str:
         """Why a run cannot be made here, or ''."""
@@ -60,6 +61,7 @@ class BoxExecutor:
         self._model, self._out = model, out
         self._batch = _BATCH
         self._models = {"model": model}
+        self._too_little: dict[tuple[int, int], str] = {}
 
     @cached_property
     def _cage(self) -> tuple[bool, str]:
@@ -68,26 +70,36 @@ class BoxExecutor:
     def begin(self, jobs: Sequence[Job]) -> None:
         from moestream.dryrun import COMPUTE_SHARE, plan_context
 
-        batches = [_BATCH]
-        for ctx, cap in smallest_caps(jobs).items():
-            plan = plan_context(
-                self._model,
-                Box(),
-                cap,
-                None,
-                n_ctx=ctx,
-                n_ubatch=_BATCH,
-                compute_share=COMPUTE_SHARE,
-                n_outputs_max=1,
-            )
-            batches.append(plan.n_batch)
-        self._batch = min(batches)
+        batches = []
+        refused: BudgetError | None = None
+        for ctx, cap in capped(jobs):
+            try:
+                plan = plan_context(
+                    self._model,
+                    Box(),
+                    cap,
+                    None,
+                    n_ctx=ctx,
+                    n_ubatch=_BATCH,
+                    compute_share=COMPUTE_SHARE,
+                    n_outputs_max=1,
+                )
+            except BudgetError as error:
+                self._too_little[ctx, cap] = str(error)
+                refused = error
+            else:
+                batches.append(plan.n_batch)
+        if refused is not None and not batches:
+            raise refused
+        self._batch = min(batches, default=_BATCH)
 
     def left_out(self, job: Job) -> str:
         caged, reason = self._cage
         kernels = job.arm.is_stock or job.arm.mechanism.startswith(("mapped", "cow", "shared"))
         if kernels and job.cap_bytes is not None and not caged:
             return f"only a memory cgroup caps it: {reason}"
+        if job.cap_bytes is not None and (job.ctx, job.cap_bytes) in self._too_little:
+            return self._too_little[job.ctx, job.cap_bytes]
         available = Box().available_memory()
         if job.cap_bytes is not None and job.cap_bytes > available:
             return f"its cap is {format_bytes(job.cap_bytes)} and {format_bytes(available)} are free"

@@ -148,10 +148,8 @@ def _run_s(job: Job, sizes: Sizes) -> float:
     return _RUN_S + job.tokens * token * scale + beside * sizes.bytes / 1e9
 
 
-def smallest_caps(order: Sequence[Job]) -> dict[int, int]:
-    """By context length the smallest cap among the jobs that take the common batch; {} where none is capped."""
-    found: dict[int, int] = {}
-    for job in order:
-        if job.cap_bytes is not None and job.batch is None:
-            found[job.ctx] = min(found.get(job.ctx, job.cap_bytes), job.cap_bytes)
-    return found
+def capped(order: Sequence[Job]) -> list[tuple[int, int]]:
+    """Each context length and cap among the jobs that take the common batch, each once, in ascending order."""
+    return sorted(
+        {(job.ctx, job.cap_bytes) for job in order if job.cap_bytes is not None and job.batch is None}
+    )
