@@ -23,6 +23,7 @@ RUNGS = (
     ("reads by io_uring", "arena/fresh+uring:8+lru"),
     ("pages move instead of being dropped", "arena+uring:8+lru"),
     ("least often used experts leave, older uses counting less", "arena+uring:8+lfu-decay:16"),
+    ("several half-lives, and what followed moments like this one", "arena+uring:8+lfu-adapt"),
 )
 CEILING = "resident"
 DEFAULT_KEY = "default"
