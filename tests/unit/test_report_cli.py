@@ -49,7 +49,7 @@ def test_text_has_the_answer_the_tables_and_the_commands(
 ) -> None:
     assert call(save(tmp_path / "mine", a_bench())) == 0
     said = capfd.readouterr().out
-    assert "1.00 GB: arena+uring:8+lfu-decay:16 (default), 5.0 (3.3 … 10.0) tok/s, 20.0" in said
+    assert "1.00 GB: arena+uring:8+lfu-decay:16 (default), 5.5 (3.3 … 10.0) tok/s, 20.0" in said
     assert "faster than the other" in said
     assert "2 CPUs (x86_64), 8.00 GB, Linux 6.1, ext4 on /dev/vda" in said
     assert "git checkout 0123456789abcdef0123456789abcdef01234567" in said
@@ -65,7 +65,7 @@ def test_markdown_goes_to_stdout_instead_of_the_text(
     assert call(save(tmp_path / "mine", a_bench()), "--markdown", "-") == 0
     said = capfd.readouterr().out
     assert said.startswith("# mine\n")
-    assert "| 1.00 GB | stock | 0.25 (0.17 … 0.50) |" in said
+    assert "| 1.00 GB | stock | 0.28 (0.17 … 0.50) |" in said
     speed = said[said.index("### Speed in figures") :].splitlines()[2:7]
     assert {line.count("|") for line in speed} == {11}
 

@@ -5,59 +5,24 @@ Times in seconds, sizes in bytes; None where nothing can be said.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from moestream.errors import RefusedError
+from moestream.lab import statistics
 from moestream.reports.records import Record
 from moestream.stats import percentile
 
 Figure = Callable[[Record], "float | None"]
 
-CONFIDENCE = 0.95
-_RESAMPLES = 9999
-_SEED = 20
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The median of ``n`` values and its bootstrap interval (95 %); ``low`` and ``high`` are None of a single value."""
-
-    value: float
-    low: float | None
-    high: float | None
-    n: int
+#: Intervals are the bench's own: the report and the bench say the same of the same runs.
+Estimate = statistics.Interval
 
 
 def estimate(values: Iterable[float | None]) -> Estimate | None:
-    """What several runs say together; None of none. Equal input gives equal output."""
-    known = np.array([value for value in values if value is not None], dtype=float)
-    if known.size == 0:
-        return None
-    median = float(np.median(known))
-    if known.size == 1:
-        return Estimate(median, None, None, 1)
-    if np.ptp(known) == 0:
-        return Estimate(median, median, median, known.size)
-    try:
-        from scipy.stats import bootstrap
-    except ImportError:
-        raise RefusedError("intervals need scipy: pip install 'moestream[lab]'") from None
-    with warnings.catch_warnings():
-        # Of two or three values many resamples are alike; that the interval is then their range is what it should be.
-        warnings.simplefilter("ignore")
-        interval = bootstrap(
-            (known,),
-            np.median,
-            confidence_level=CONFIDENCE,
-            n_resamples=_RESAMPLES,
-            method="percentile",
-            random_state=np.random.default_rng(_SEED),
-        ).confidence_interval
-    return Estimate(median, float(interval.low), float(interval.high), known.size)
+    """The geometric mean of what is known, with its bootstrap interval (none of fewer than 3); None of nothing."""
+    return statistics.mean_interval([value for value in values if value])
 
 
 def median(values: Iterable[float | None]) -> float | None:
@@ -66,10 +31,8 @@ def median(values: Iterable[float | None]) -> float | None:
 
 
 def rate(record: Record) -> float | None:
-    """Decoded tokens a second."""
-    steps = record["document"]["decode"]["step_ms"]
-    total = sum(steps)
-    return len(steps) / total * 1e3 if total > 0 else None
+    """Decoded tokens a second, without the steps that warm up."""
+    return statistics.rate(record)
 
 
 def seconds_per_token(record: Record) -> float | None:

@@ -98,7 +98,7 @@ def speed(group: Group, name: str) -> Picture:
         legend_below(figure, axes, narrow, 2)
 
     caption = (
-        "Bars: the median of the runs; whiskers: its 95 % bootstrap interval. Red marks: the fastest it could be, by "
+        "Bars: the mean of the runs; whiskers: its 95 % bootstrap interval. Red marks: the fastest it could be, by "
         "the longer of computing with everything in memory and reading the arm's bytes at the disk's best rate."
     )
     return picture(name, "Speed", caption, draw)
@@ -331,7 +331,7 @@ def waterfall(group: Group, cap: int | None, name: str) -> Picture | None:
         legend_below(figure, axes, narrow, 3)
 
     caption = (
-        "Each bar goes from the arm above to this one; its name is what changed. x is the median ratio of runs of "
+        "Each bar goes from the arm above to this one; its name is what changed. x is the mean ratio of runs of "
         "the same prompt and round, with its 95 % interval."
     )
     return picture(name, f"What each step brought, {cap_text(cap)}", caption, draw)

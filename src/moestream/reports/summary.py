@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError
+from moestream.lab import statistics
 from moestream.reports import figures
 from moestream.reports.figures import Estimate, Split, estimate, median
 from moestream.reports.records import STOCK, BoxName, Record, Results
@@ -281,13 +282,5 @@ def _finish(arms: Sequence[Arm], ceilings: Ceilings) -> tuple[Arm, ...]:
 
 
 def paired(runs: Sequence[Record], others: Sequence[Record]) -> list[float]:
-    """Rates over rates of the same prompt and round; of the same prompt where the other has no such round."""
-    ratios = []
-    for record in runs:
-        same = [other for other in others if other["prompt"] == record["prompt"]]
-        same = [other for other in same if other["round"] == record["round"]] or same
-        theirs = median(figures.rate(other) for other in same)
-        ours = figures.rate(record)
-        if ours and theirs:
-            ratios.append(ours / theirs)
-    return ratios
+    """Rates over rates, one a prompt and round that both ran, over the steps that both made."""
+    return statistics.ratios(runs, others)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moestream.lab import statistics
 from moestream.reports import figures
 from moestream.reports.figures import Estimate
 from moestream.reports.records import Record
@@ -82,9 +83,9 @@ def speed_table(group: Group) -> Table:
         "n",
     )
     notes = [
-        "tok/s and x stock: median of n runs (a prompt, a round) and its 95 % bootstrap interval; x stock pairs runs "
-        "of the same prompt and cap. p50, p95, p99: of all decoded tokens. floor: max(compute with all in memory, "
-        "the bytes it read at the disk's best rate); above 100 % the disk was faster than when it was measured."
+        "tok/s and x stock: geometric mean of n runs and its 95 % bootstrap interval, without warm-up steps; x stock "
+        "pairs runs of the same prompt and cap. p50, p95, p99: of all decoded tokens. floor: max(compute with all in "
+        "memory, the bytes it read at the disk's best rate); above 100 % the disk was faster than when it was measured."
     ]
     return Table("Speed in figures", columns, tuple(rows), notes=tuple(notes + _lengths(group)))
 
@@ -241,7 +242,7 @@ def comparison(groups: Sequence[Group]) -> Table | None:
         rows.append(tuple(row))
     columns = ("cap", "mechanism", *(f"{group.name}, tok/s" for group in groups))
     if same:
-        notes = ("last over first: the median of runs of the same prompt and round, with its 95 % interval.",)
+        notes = ("last over first: the mean of runs of the same prompt and round, with its 95 % interval.",)
         return Table("Side by side", (*columns, "last / first"), tuple(rows), notes=notes)
     what = "boxes" if len({group.box for group in groups}) > 1 else "models"
     notes = (f"These are of different {what}: side by side, never averaged, and no ratio is formed.",)
@@ -278,6 +279,9 @@ def headline(group: Group) -> list[str]:
 
 
 def _shown_faster(best: Arm, other: Arm) -> bool:
-    """Whether all of the interval of the ratio, run for run of one prompt and round, lies above 1."""
+    """Whether all of the interval of the ratio, run for run of one prompt and round, lies outside the noise: what two
+    equal arms differ by, where one of these ran twice a round, and never less than clocks and address spaces make."""
     ratio = figures.estimate(paired(best.runs, other.runs))
-    return ratio is not None and ratio.low is not None and ratio.low > 1
+    floors = [statistics.noise_floor(arm.runs) for arm in (best, other)]
+    noise = max([statistics.LEAST_NOISE, *(floor for floor in floors if floor is not None)])
+    return ratio is not None and ratio.low is not None and ratio.low > 1 + noise
