@@ -82,6 +82,8 @@ def bench(
     cap = parse_size(ram)
     if (resume or force) and out is None:
         raise UsageError("--resume and --force need the directory: --out DIR")
+    if resume and force:
+        raise UsageError("--resume goes on and --force begins anew: say one of the two")
     need_scipy()
     texts = read_prompts(prompts) if prompts is not None else PROMPTS
     found = read_model(locate(model))
