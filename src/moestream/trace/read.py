@@ -21,6 +21,8 @@ _READ_ROWS = 65_536
 
 def partial_of(path: Path) -> Path:
     """What a trace is called while it is being written."""
+    if not path.name:
+        raise UsageError("an empty name is no trace: name a file")
     return path.with_name(path.name + PARTIAL_SUFFIX)
 
 
