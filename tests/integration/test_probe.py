@@ -167,7 +167,8 @@ def test_a_signal_ends_it_and_leaves_nothing(
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert out == ""
-    assert process.returncode in (130, 143)
+    # Before it measures there is nothing to remove, and the signal's own way to end is the right one.
+    assert process.returncode in (130, 143, -number)
     assert err in ("", "moestream: stopped\n")
     assert not cache.exists() or list(cache.iterdir()) == []
 
