@@ -7,6 +7,7 @@ experts. Everything else of the parent works unchanged, because only its memory 
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,7 +156,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         asked = arguments.get("n_ubatch")
         box = Box()
         limit = box.memory_limit()
-        if cap is not None and cap > limit.bytes > 0:
+        # A cgroup keeps its limit in whole pages: less than one is the same number.
+        if cap is not None and cap >= limit.bytes + mmap.PAGESIZE > mmap.PAGESIZE:
             self.fallbacks.append(
                 f"the cap {format_bytes(cap)} is above what this process may use: "
                 f"{format_bytes(limit.bytes)} ({limit.source}) is taken instead"
