@@ -72,6 +72,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._trace: TraceSink | None = None
         self._generating = False
         self._cancelled = False
+        self._closed = False
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
         self._expert_limit = _expert_bytes
         self.fallbacks: list[str] = []
@@ -265,11 +266,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return ReadError(text) if error else MoestreamError(text)
 
     def _begin_call(self) -> None:
+        self._check_open()
         if self._recorder is not None and not self._generating:
             self._recorder.begin_call()
             self._cancelled = False
             if self._engine is not None:
                 self._engine.cancel(False)
+
+    def _check_open(self) -> None:
+        """Raises UsageError after close(): llama.cpp would be handed memory that is gone."""
+        if self._closed:
+            raise UsageError("this model is closed: load it again")
 
     def generate(self, *args: Any, **kwargs: Any) -> Iterator[int]:
         self._generating = False  # a generator that was left halfway does not own the next call
@@ -332,6 +339,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def close(self) -> None:
         """Free the model, then the store under it. Idempotent."""
+        self._closed = True
         if self._recorder is not None:
             # What recorded its steps holds the engine, and its memory with it.
             self._recorder.stop()

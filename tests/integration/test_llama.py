@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -275,3 +277,22 @@ def test_a_prompt_longer_than_the_context(pair: tuple[Any, Any]) -> None:
     for llama in pair:
         with pytest.raises(ValueError, match="exceed context window"):
             llama.create_completion("x" * (CONTEXT * 2))
+
+
+@pytest.mark.parametrize("mechanism", ["arena", "mapped", "resident", "shared"])
+def test_a_closed_model_refuses_and_does_not_crash(mechanism: str, tiny) -> None:
+    """In a process of its own: what this is about would end the one it happens in."""
+    script = f"""
+import moestream
+llama = moestream.Llama({str(tiny("olmoe"))!r}, mechanism={mechanism!r}, n_ctx=256)
+running = llama.generate([1, 5, 9], temp=0.0)
+next(running)
+llama.close()
+for call in (lambda: next(running), lambda: llama.eval([1]), lambda: next(llama.generate([1]))):
+    try:
+        call()
+    except moestream.UsageError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "this model is closed: load it again\n" * 3), done.stderr

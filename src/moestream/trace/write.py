@@ -160,6 +160,8 @@ class TraceWriter:
 def check_target(path: Path, model_paths: Sequence[str | Path] = ()) -> None:
     """Raises UsageError unless ``path`` can become a trace: a ``.parquet`` file in a directory that is there, which is
     new or a trace that may be replaced, and no model."""
+    if not path.name:
+        raise UsageError("--trace: an empty name: name a .parquet file")
     if path.suffix != ".parquet":
         raise UsageError(f"--trace {path}: a trace is a Parquet file: name it {path.with_suffix('.parquet')}")
     if not path.resolve().parent.is_dir():
