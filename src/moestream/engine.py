@@ -266,17 +266,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return ReadError(text) if error else MoestreamError(text)
 
     def _begin_call(self) -> None:
-        self._check_open()
+        if self._closed:  # llama.cpp would be handed memory that is gone
+            raise UsageError("this model is closed: load it again")
         if self._recorder is not None and not self._generating:
             self._recorder.begin_call()
             self._cancelled = False
             if self._engine is not None:
                 self._engine.cancel(False)
-
-    def _check_open(self) -> None:
-        """Raises UsageError after close(): llama.cpp would be handed memory that is gone."""
-        if self._closed:
-            raise UsageError("this model is closed: load it again")
 
     def generate(self, *args: Any, **kwargs: Any) -> Iterator[int]:
         self._generating = False  # a generator that was left halfway does not own the next call

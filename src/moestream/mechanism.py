@@ -43,7 +43,14 @@ def _only(family: dict[str, Member], *names: str) -> dict[str, Member]:
     return {name: family[name] for name in names}
 
 
-_IN_FILE = _only(DENSE, "mapped", "mlock")
+#: Stores that copy what they read into a mapping of the file.
+_COPYING = _Grammar(
+    QUEUE,
+    {name: member for name, member in POLICIES.items() if name != "dontneed"},
+    _only(PREDICTORS, "none"),
+    _only(DENSE, "mapped", "mlock"),
+    ("sync", "lru", "none", "mapped"),
+)
 _GRAMMAR = {
     "resident": _Grammar(
         QUEUE,
@@ -66,20 +73,8 @@ _GRAMMAR = {
         _only(DENSE, "anon", "mlock"),
         ("uring:8", "lfu-adapt", "none", "anon"),
     ),
-    "cow": _Grammar(
-        QUEUE,
-        {name: member for name, member in POLICIES.items() if name != "dontneed"},
-        _only(PREDICTORS, "none"),
-        _IN_FILE,
-        ("sync", "lru", "none", "mapped"),
-    ),
-    "shared": _Grammar(
-        QUEUE,
-        {name: member for name, member in POLICIES.items() if name != "dontneed"},
-        _only(PREDICTORS, "none"),
-        _IN_FILE,
-        ("sync", "lru", "none", "mapped"),
-    ),
+    "cow": _COPYING,
+    "shared": _COPYING,
 }
 _PARTS = ("reader", "policy", "predictor", "dense")
 _REASONS = {

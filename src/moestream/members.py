@@ -170,7 +170,7 @@ VARIANTS = {
     "align2m": Member("destinations on 2 MiB boundaries", MACOS),
     "huge": Member("scratch in huge pages", MACOS, needs=("huge",)),
 }
-#: Spelled out where a variant is left unsaid.
+#: Of what is read into; the same words in every store that has the choice.
 _ALIGNMENT = ("align4k", "align16k", "align2m")
 #: By store: groups of variants that exclude each other, in canonical order, the default first ('' for none of it).
 GROUPS = {

@@ -114,7 +114,7 @@ def check_writable(path: Path, shards: Sequence[Path] = (), option: str = "--jso
     """Raises UsageError when ``path`` cannot become a file, or is one of the model's: better before a run than after
     it, and never over the model."""
     if str(path) == "-":
-        raise UsageError("--json -: stdout is for the text, name a file")
+        raise UsageError(f"{option} -: stdout is for the text, name a file")
     if path.is_dir():
         raise UsageError(f"{option} {path}: that is a directory, name a file in it")
     if path.exists() and not path.is_file():

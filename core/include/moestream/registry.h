@@ -45,6 +45,12 @@ class Registry {
     std::map<std::string, Member> members_;
 };
 
+// For a member that takes none. Throws Error(usage) that names it.
+inline void expect_no_argument(const char* name, const std::string& argument) {
+    if (argument.empty()) return;
+    throw Error(ErrorKind::usage, std::string(name) + " takes no argument, got '" + argument + "'");
+}
+
 template <class Factory>
 struct Registration {
     Registration(const char* name, const char* help, Factory factory) {

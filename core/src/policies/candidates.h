@@ -31,9 +31,4 @@ class CandidatePolicy : public Policy {
     std::vector<uint8_t> state_;
 };
 
-inline void expect_no_argument(const char* name, const std::string& argument) {
-    if (argument.empty()) return;
-    throw Error(ErrorKind::usage, std::string(name) + " takes no argument, got '" + argument + "'");
-}
-
 }  // namespace moestream

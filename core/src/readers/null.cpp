@@ -30,7 +30,7 @@ class Null : public Reader {
 const ReaderRegistration registration(
     "null", "reads NOTHING and completes at once: for replay and the engine's own cost, never for text",
     [](const ReaderOptions& options, const std::string& argument) {
-        refuse_argument(argument, "null");
+        expect_no_argument("null", argument);
         return std::make_unique<Null>(options);
     });
 

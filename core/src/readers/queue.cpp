@@ -53,10 +53,6 @@ uint32_t parse_count(const std::string& argument, uint32_t fallback, uint32_t mo
                                       ", not '" + argument + "'");
 }
 
-void refuse_argument(const std::string& argument, const char* member) {
-    if (!argument.empty()) throw Error(ErrorKind::usage, std::string(member) + " takes no argument");
-}
-
 Queue::Queue(const ReaderOptions& options)
     : jobs_(options.max_queued), done_(options.max_queued), pieces_(std::max(1u, options.pieces)) {
     if (options.max_queued == 0) throw Error(ErrorKind::usage, "a reader needs room for at least one read");

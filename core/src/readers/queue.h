@@ -18,7 +18,6 @@ inline constexpr uint32_t kDirectAlign = 4096;
 uint64_t monotonic_ns();
 // The number in a member's argument; `fallback` when there is none. Throws Error(usage) outside 1..most.
 uint32_t parse_count(const std::string& argument, uint32_t fallback, uint32_t most, const char* member);
-void refuse_argument(const std::string& argument, const char* member);
 
 // A started part of a read, and what its next system call must ask for. A direct read must stay aligned, so after a
 // short one it goes on from the last whole page.

@@ -65,7 +65,7 @@ class Sync : public Reader {
 const ReaderRegistration registration(
     "sync", "one pread at a time in the decoding thread",
     [](const ReaderOptions& options, const std::string& argument) {
-        refuse_argument(argument, "sync");
+        expect_no_argument("sync", argument);
         return make_sync(options, ::pread);
     });
 

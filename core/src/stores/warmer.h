@@ -66,8 +66,6 @@ using WarmerRegistration = Registration<WarmerFactory>;
 // "willneed", "pread:4x2", "hybrid:mincore+background:2". Throws Error(usage), Error(refused), Error(unsupported).
 std::unique_ptr<Warmer> make_warmer(const std::string& text, const WarmerOptions& options);
 
-// Throws Error(usage) when there is an argument.
-void no_argument(const char* name, const std::string& argument);
 // Of members that read into nothing. Throws Error(refused) when scratch of some kind was asked for.
 void no_scratch(const char* name, const WarmerOptions& options);
 

@@ -15,7 +15,7 @@ class FileAdvice : public AdviceWarmer {
 
 const WarmerRegistration registration("fadvise", "posix_fadvise(POSIX_FADV_WILLNEED) for each routed slab",
                                       [](const WarmerOptions& options, const std::string& argument) {
-                                          no_argument("fadvise", argument);
+                                          expect_no_argument("fadvise", argument);
                                           no_scratch("fadvise", options);
                                           return std::make_unique<FileAdvice>();
                                       });

@@ -11,7 +11,7 @@ struct Fault : Warmer {
 
 const WarmerRegistration registration("fault", "nothing: page faults bring the bytes, as in stock llama.cpp",
                                       [](const WarmerOptions& options, const std::string& argument) {
-                                          no_argument("fault", argument);
+                                          expect_no_argument("fault", argument);
                                           no_scratch("fault", options);
                                           return std::make_unique<Fault>();
                                       });

@@ -17,7 +17,7 @@ class ReadAhead : public AdviceWarmer {
 
 const WarmerRegistration registration("readahead", "readahead(2) of each routed slab",
                                       [](const WarmerOptions& options, const std::string& argument) {
-                                          no_argument("readahead", argument);
+                                          expect_no_argument("readahead", argument);
                                           no_scratch("readahead", options);
                                           return std::make_unique<ReadAhead>();
                                       });

@@ -108,7 +108,7 @@ class Tiered : public Warmer {
 
 const WarmerRegistration registration("tiered", "O_DIRECT the first time, through the page cache after; a bit a slab",
                                       [](const WarmerOptions& options, const std::string& argument) {
-                                          no_argument("tiered", argument);
+                                          expect_no_argument("tiered", argument);
                                           return std::make_unique<Tiered>(options);
                                       });
 

@@ -6,12 +6,6 @@
 
 namespace moestream {
 
-void no_argument(const char* name, const std::string& argument) {
-    if (!argument.empty()) {
-        throw Error(ErrorKind::usage, std::string(name) + " takes no argument, not '" + argument + "'");
-    }
-}
-
 void no_scratch(const char* name, const WarmerOptions& options) {
     if (options.huge || options.alignment != kPage) {
         throw Error(ErrorKind::refused, std::string(name) + " reads into no memory of its own: leave out " +

@@ -10,7 +10,7 @@ class WillNeed : public AdviceWarmer {
 
 const WarmerRegistration registration("willneed", "madvise(MADV_WILLNEED) for each routed slab",
                                       [](const WarmerOptions& options, const std::string& argument) {
-                                          no_argument("willneed", argument);
+                                          expect_no_argument("willneed", argument);
                                           no_scratch("willneed", options);
                                           return std::make_unique<WillNeed>();
                                       });

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from moestream.lab.bench_ask import Request
 
 _CTX = 1024
+#: Arms whose bytes come by page faults take seconds a token: they make fewer tokens unless told otherwise.
 _TOKENS, _SLOW_TOKENS, _REPEATS = 96, 24, 4
 _MECHANISMS = "mapped+willneed+mlock,default"
 

@@ -9,8 +9,6 @@ from moestream.lab.bench_arms import STOCK, Arm
 from moestream.mechanism import Mechanism
 from moestream.members import GROUPS, POLICIES, PREDICTORS, QUEUE, WARMERS, Member
 
-#: Arms whose bytes come by page faults take seconds a token: they make so many tokens unless told otherwise.
-SLOW_TOKENS = 24
 INERT = "mapped+fault+none+none+mapped"
 #: One lever at a time, from stock to the default: the lever, and the mechanism once it is pulled.
 RUNGS = (

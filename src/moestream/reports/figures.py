@@ -5,16 +5,12 @@ Times in seconds, sizes in bytes; None where nothing can be said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from moestream.lab import statistics
 from moestream.reports.records import Record
 from moestream.stats import percentile
-
-Figure = Callable[[Record], "float | None"]
 
 #: Intervals are the bench's own: the report and the bench say the same of the same runs.
 Estimate = statistics.Interval
@@ -25,19 +21,9 @@ def estimate(values: Iterable[float | None]) -> Estimate | None:
     return statistics.mean_interval([value for value in values if value])
 
 
-def median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
-
-
 def rate(record: Record) -> float | None:
     """Decoded tokens a second, without the steps that warm up."""
     return statistics.rate(record)
-
-
-def seconds_per_token(record: Record) -> float | None:
-    found = rate(record)
-    return 1 / found if found else None
 
 
 def saw_routes(record: Record) -> bool:
@@ -48,12 +34,6 @@ def saw_routes(record: Record) -> bool:
 
 def _all_in_memory(record: Record) -> bool:
     return str(record["document"]["mechanism"]["effective"]).startswith("resident")
-
-
-def hit_rate(record: Record) -> float | None:
-    """Share of routed experts found in memory; None where the kernel's cache is the cache."""
-    decode = record["document"]["decode"]
-    return float(decode["hits"] / (decode["hits"] + decode["misses"])) if saw_routes(record) else None
 
 
 def per_token(record: Record, name: str) -> float | None:

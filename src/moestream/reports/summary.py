@@ -10,8 +10,9 @@ from typing import Any
 
 from moestream.errors import RefusedError
 from moestream.lab import statistics
+from moestream.lab.bench_figures import Figure, median
 from moestream.reports import figures
-from moestream.reports.figures import Estimate, Split, estimate, median
+from moestream.reports.figures import Estimate, Split, estimate
 from moestream.reports.records import STOCK, BoxName, Record, Results
 
 Key = tuple[Any, ...]
@@ -42,7 +43,7 @@ class Arm:
     def is_stock(self) -> bool:
         return self.mechanism == STOCK
 
-    def of(self, figure: figures.Figure) -> float | None:
+    def of(self, figure: Figure) -> float | None:
         """The median of a figure over the valid runs."""
         return median(figure(record) for record in self.runs)
 

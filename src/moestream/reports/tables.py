@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moestream.lab import statistics
+from moestream.lab.bench_figures import hit_rate
 from moestream.reports import figures
 from moestream.reports.figures import Estimate
 from moestream.reports.records import Record
@@ -109,7 +110,7 @@ def work_table(group: Group) -> Table:
             (
                 cap_text(arm.cap_bytes),
                 name_of(arm),
-                share(arm.of(figures.hit_rate)),
+                share(arm.of(hit_rate)),
                 number(arm.of(lambda record: figures.per_token(record, "bytes_read")), 0, 1e-6),
                 number(arm.of(lambda record: figures.per_token(record, "read_bytes_os")), 0, 1e-6),
                 number(split.stall_s if split else None, 1, 1e3),
