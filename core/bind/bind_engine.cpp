@@ -152,7 +152,7 @@ void bind_engine(nb::module_& m) {
                const std::vector<int32_t>& layers, const std::vector<bool>& optional_banks, std::string libllama,
                std::string store, std::string reader, std::string policy, std::string predictor, std::string dense,
                bool direct, std::string advice, std::string pages, uint64_t alignment, bool huge,
-               uint64_t growth_limit, std::string copy_dir, nb::object seeds, bool interpose,
+               std::string copy_dir, nb::object seeds, bool interpose,
                std::function<void(const std::string&)> fallback, std::function<void(uint64_t, uint64_t)> progress) {
                 EngineOptions options;
                 options.libllama = std::move(libllama);
@@ -170,7 +170,6 @@ void bind_engine(nb::module_& m) {
                 store_options.alignment = alignment;
                 store_options.huge = huge;
                 store_options.speculative = options.predictor != "none";
-                store_options.growth_limit = growth_limit;
                 store_options.copy_dir = std::move(copy_dir);
                 store_options.seeds = make_seeds(seeds);
                 store_options.fallback = std::move(fallback);
@@ -180,11 +179,12 @@ void bind_engine(nb::module_& m) {
             nb::kw_only(), nb::arg("shards"), nb::arg("tensors"), nb::arg("layers"), nb::arg("optional_banks"),
             nb::arg("libllama"), nb::arg("store"), nb::arg("reader"), nb::arg("policy"), nb::arg("predictor"),
             nb::arg("dense"), nb::arg("direct"), nb::arg("advice") = "normal", nb::arg("pages") = "recycle",
-            nb::arg("alignment") = kPage, nb::arg("huge") = false, nb::arg("growth_limit") = 0,
+            nb::arg("alignment") = kPage, nb::arg("huge") = false,
             nb::arg("copy_dir") = "", nb::arg("seeds") = nb::none(), nb::arg("interpose"), nb::arg("fallback"), nb::arg("progress"))
         .def("begin_load", &Engine::begin_load)
         .def("end_load", &Engine::end_load, nb::arg("loaded"))
-        .def("set_capacities", &Engine::set_capacities, nb::call_guard<nb::gil_scoped_release>())
+        .def("set_budget", &Engine::set_budget, nb::kw_only(), nb::arg("capacities"), nb::arg("growth_limit"),
+             nb::call_guard<nb::gil_scoped_release>())
         .def("begin_step", &Engine::begin_step)
         .def("end_step", &Engine::end_step)
         .def("cancel", &Engine::cancel, nb::arg("on"))

@@ -142,8 +142,9 @@ void Engine::end_load(bool loaded) {
     store_->load_dense();
 }
 
-void Engine::set_capacities(const std::vector<uint32_t>& capacities) {
+void Engine::set_budget(const std::vector<uint32_t>& capacities, uint64_t growth_limit) {
     store();
+    store_->limit_growth(growth_limit);
     store_->set_capacities(capacities);
 }
 

@@ -111,10 +111,9 @@ void test_eviction_forgets(const std::string& store) {
 void test_growth_stops() {
     const Model model;
     const Directory directory;
-    auto options = options_of("sync", "lru", true, directory);
     const Geometry geometry(model.index());
-    options.growth_limit = uint64_t{3} * geometry.parts()[0].frame_pages * kPage;
-    Opened cow(model, "cow", options, {2, 2});
+    Opened cow(model, "cow", options_of("sync", "lru", true, directory), {2, 2});
+    cow.store->limit_growth(uint64_t{3} * geometry.parts()[0].frame_pages * kPage);
     CHECK(cow.layer(0, {0, 1}, 0, {}));
     CHECK(cow.layer(0, {2}, 1, {}));
     CHECK(cow.layer(0, {0, 1}, 2, {}));  // read again, and not one page more

@@ -103,7 +103,6 @@ def build_core(
             pages=mechanism.one_of("recycle", "fresh", "populate", "thp"),
             alignment=_ALIGNMENTS[mechanism.one_of(*_ALIGNMENTS)],
             huge=mechanism.has("huge"),
-            growth_limit=plan.expert_bytes if mechanism.store == "cow" else 0,
             copy_dir=str(cache_directory()),
             seeds=seeds,
             interpose=interpose,
@@ -152,7 +151,7 @@ def give_budget(engine: Any, model: Model, plan: Plan, limit: int | None, fallba
         ) from None
     huge_before = process_memory().huge_bytes
     try:
-        engine.set_capacities(capacities)
+        engine.set_budget(capacities=capacities, growth_limit=budget if plan.mechanism.store == "cow" else 0)
     except _core.CoreError as error:
         raise translate(error) from None
     expert_bytes = geometry.bytes_of(capacities)

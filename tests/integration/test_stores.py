@@ -3,18 +3,21 @@ what it says it does, and nothing is left behind."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import moestream
 from answers import answer, prompt_tokens
-from conftest import evicted, load, same_answer, told_otherwise
+from conftest import evicted, load, same_answer
+from moestream import assembly, engine
 from moestream.box import Box, process_memory
 from moestream.errors import MoestreamError, RefusedError
 from moestream.guard import check_cow
@@ -111,13 +114,28 @@ def test_what_cow_writes_stays(tiny) -> None:
     assert grown["cow+sync+lru"] - grown["arena+sync+lru"] > written * 0.5
 
 
-def test_cow_stops_itself(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    told_otherwise(monkeypatch, lambda arguments: arguments.update(growth_limit=EXPERT_BYTES))
+@pytest.mark.parametrize("left", [EXPERT_BYTES, 2 * EXPERT_BYTES])
+def test_cow_stops_at_what_the_cap_leaves_after_the_load(
+    left: int, tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past its budget, at the bytes that were left when the process was measured: not at what the plan had hoped."""
+    real = assembly.give_budget
+
+    def give(core: Any, model: Any, plan: Any, *rest: Any) -> Any:
+        used = plan.cap_bytes - plan.compute_bytes - plan.margin_bytes - left
+        monkeypatch.setattr(
+            assembly, "process_memory", lambda: dataclasses.replace(process_memory(), anon_bytes=used)
+        )
+        return real(core, model, plan, *rest)
+
+    monkeypatch.setattr(engine, "give_budget", give)
     with load(tiny("olmoe"), "cow+sync+lru", EXPERT_BYTES, i_know=True) as llama:
+        slab_bytes = max(bank.expert_bytes for bank in llama.model_info.banks)
         with pytest.raises(MoestreamError, match="keeps every page it has written") as stopped:
             answer(llama, prompt_tokens(PROMPT_TOKENS, llama.n_vocab()), 12)
         assert "\n" not in str(stopped.value)
-        assert llama._engine.engagement["bytes written at least once"] <= EXPERT_BYTES
+        layer = llama.model_info.n_experts * slab_bytes
+        assert left - layer < llama._engine.engagement["bytes written at least once"] <= left
 
 
 def box_of(tmp_path: Path, limit: int | None) -> Box:

@@ -42,7 +42,9 @@ class Engine {
     // when llama.cpp did not map a shard at all.
     void begin_load();
     void end_load(bool loaded);
-    void set_capacities(const std::vector<uint32_t>& capacities);
+    // The budget of experts, once what the process uses is known: `capacities` for each part, and for a store that
+    // grows past them the most bytes it may grow to (0: no limit).
+    void set_budget(const std::vector<uint32_t>& capacities, uint64_t growth_limit);
 
     // Around one llama_decode. end_step checks that every bank was routed exactly once in each pass.
     void begin_step();

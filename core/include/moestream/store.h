@@ -42,7 +42,6 @@ struct StoreOptions {
     uint64_t alignment = kPage;     // of what is read into (scratch, staging, the region modulo this), bytes
     bool huge = false;              // scratch or staging in huge pages
     bool speculative = false;       // a predictor is set (`mapped` then warms what it names)
-    uint64_t growth_limit = 0;      // `cow`: most private bytes before it stops itself; 0: no limit
     std::string copy_dir;           // `shared`: where its copy of the file is made
     Seeds seeds;
     std::function<void(const std::string&)> fallback;  // told each thing that is not as asked, one line each
@@ -75,6 +74,8 @@ class Store {
     virtual void adopt(uint32_t shard, const Mapping& mapping) = 0;
     virtual void load_dense() = 0;
     virtual void set_capacities(std::span<const uint32_t> capacities) = 0;
+    // Most bytes a store whose memory grows past its capacities may take before it stops itself; without: no limit.
+    virtual void limit_growth(uint64_t) {}
     // False: nothing happens at a route, so the graph need not be cut there.
     virtual bool streams() const = 0;
     virtual bool route(uint32_t bank, std::span<const RoutedExpert> experts, uint64_t token, uint32_t tokens) = 0;

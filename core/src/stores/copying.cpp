@@ -81,7 +81,7 @@ void CopyingStore::set_capacities(std::span<const uint32_t> capacities) {
 
 // False when what this route would write for the first time goes beyond the limit.
 bool CopyingStore::may_grow(uint32_t bank, std::span<const RoutedExpert> experts) {
-    if (options_.growth_limit == 0) return true;
+    if (growth_limit_ == 0) return true;
     const auto& tensors = index_.banks()[bank].tensors;
     uint64_t more = 0;
     for (const auto& routed : experts) {
@@ -89,9 +89,9 @@ bool CopyingStore::may_grow(uint32_t bank, std::span<const RoutedExpert> experts
             if (!written_[tag(routed.expert, slot)]) more += geometry_.movable_bytes(tensors[slot]);
         }
     }
-    if (grown_ + more <= options_.growth_limit) return true;
+    if (grown_ + more <= growth_limit_) return true;
     fail(0, "cow has copied " + megabytes(grown_) + " of experts and keeps every page it has written: the next layer "
-            "would go beyond the " + megabytes(options_.growth_limit) + " that are left of the cap; stopped before the "
+            "would go beyond the " + megabytes(growth_limit_) + " that are left of the cap; stopped before the "
             "machine suffers (an arena stays within its budget)");
     return false;
 }

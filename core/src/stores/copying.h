@@ -19,6 +19,7 @@ class CopyingStore : public ShardedStore {
     void adopt(uint32_t shard, const Mapping& mapping) override;
     void load_dense() override;
     void set_capacities(std::span<const uint32_t> capacities) override;
+    void limit_growth(uint64_t bytes) override { growth_limit_ = bytes; }
     bool streams() const override { return !geometry_.parts().empty(); }
     bool route(uint32_t bank, std::span<const RoutedExpert> experts, uint64_t token, uint32_t tokens) override;
     bool pending(uint32_t tensor) const override;
@@ -58,7 +59,8 @@ class CopyingStore : public ShardedStore {
     std::vector<uint32_t> free_;    // places of staging
     size_t in_flight_ = 0;
     uint64_t copied_ = 0, copy_ns_ = 0;
-    uint64_t grown_ = 0;  // bytes of slabs that have been written at least once
+    uint64_t grown_ = 0;         // bytes of slabs that have been written at least once
+    uint64_t growth_limit_ = 0;  // most of them; 0: no limit
 };
 
 }  // namespace moestream

@@ -237,7 +237,8 @@ bool MappedStore::ask(std::span<const uint32_t> experts, SlabKind kind) {
         if (!warmer_->asynchronous()) recorder_->ready(expert, slot, end);
     }
     for (const uint32_t expert : experts) touched_[expert] = true;
-    counters_.memory_ns += end - start;
+    // A reader that returns with the bytes was waited for; one that only asked was not.
+    (kind == SlabKind::demand ? counters_.stall_ns : counters_.memory_ns) += end - start;
     return trouble.error == 0 || refuse(trouble.error, trouble.slab);
 }
 
