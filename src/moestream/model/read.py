@@ -11,6 +11,7 @@ from moestream.model.experts import find_banks
 from moestream.model.ggml import Header, read_header
 from moestream.model.header import check_file
 from moestream.model.types import Model, Shard, Tensor, Value
+from moestream.model.weights import sample_weights
 
 MAX_SHARDS = 99_999  # the names have five digits
 _SHARD_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
@@ -31,8 +32,8 @@ class _File:
 def read_model(path: str | Path) -> Model:
     """Reads the headers of the model that ``path`` is a file of; any shard of a split model will do.
 
-    Opens files for reading only and reads no tensor data. Raises ModelError, with the path and what to do,
-    for anything that is not a complete model; AbiError when llama.cpp's libraries cannot be found.
+    Opens files for reading only, and of the tensor data reads half a megabyte of samples. Raises ModelError, with the
+    path and what to do, for anything that is not a complete model; AbiError when llama.cpp's libraries cannot be found.
     """
     files = _all_shards(_open(Path(path)))
     tensors = _all_tensors(files)
@@ -44,8 +45,9 @@ def read_model(path: str | Path) -> Model:
     routed = [bank for bank in banks if bank.kind == "routed"]
     name = first.metadata.get("general.name")
     n_layers = _number(first.metadata, f"{arch}.block_count") or _blocks(tensors)
+    shards = tuple(Shard(file.path, file.bytes, file.header.data_offset) for file in files)
     return Model(
-        shards=tuple(Shard(file.path, file.bytes, file.header.data_offset) for file in files),
+        shards=shards,
         arch=arch,
         name=name if isinstance(name, str) and name else files[0].path.stem,
         metadata=first.metadata,
@@ -58,6 +60,7 @@ def read_model(path: str | Path) -> Model:
         n_embd=_number(first.metadata, f"{arch}.embedding_length"),
         n_vocab=_vocabulary(first, arch, tensors),
         n_mtp_layers=min(_number(first.metadata, f"{arch}.nextn_predict_layers"), n_layers),
+        weights=sample_weights(shards, tensors),
     )
 
 

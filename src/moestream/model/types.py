@@ -84,7 +84,7 @@ class Model:
     ``metadata`` holds scalars, and arrays of at most 4096 numbers as tuples; never the tokenizer's arrays.
     ``n_experts`` and ``n_experts_used`` are the largest over the routed banks, 0 for a dense model.
     ``n_layers`` counts all blocks, the last ``n_mtp_layers`` of which are multi-token-prediction heads that
-    ordinary decoding does not run.
+    ordinary decoding does not run. ``weights``: a digest of samples of the weights (``sample_weights``).
     """
 
     shards: tuple[Shard, ...]
@@ -100,6 +100,7 @@ class Model:
     n_embd: int
     n_vocab: int
     n_mtp_layers: int = 0
+    weights: str = ""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -134,10 +135,10 @@ class Model:
 
     @property
     def identity(self) -> str:
-        """16 hex digits over the sizes of the shards and every tensor's name, type, shape and place: the same
-        wherever the file lies, different for another quantization or split. The weights themselves are not
-        read."""
-        digest = hashlib.sha256(f"{self.arch}\n{[shard.bytes for shard in self.shards]}\n".encode())
+        """16 hex digits over the sizes of the shards, every tensor's name, type, shape and place, and samples of the
+        weights: the same wherever the file lies, different for another quantization, split, seed or training."""
+        sizes = [shard.bytes for shard in self.shards]
+        digest = hashlib.sha256(f"{self.arch}\n{sizes}\n{self.weights}\n".encode())
         for t in self.tensors:
             line = f"{t.name} {t.type_id} {t.shape} {t.shard} {t.offset} {t.nbytes}\n"
             digest.update(line.encode("utf-8", "surrogateescape"))
