@@ -193,6 +193,25 @@ def test_the_smallest_cap_that_is_named_works(tiny: Path, tmp_path: Path) -> Non
     assert document["decode"]["tokens"] == 7
 
 
+def test_a_plan_counts_what_a_mechanism_reads_from_a_file(tiny: Path, tmp_path: Path) -> None:
+    """The least cap that `plan` names for experts pinned by a trace is one that `run` takes."""
+    trace = tmp_path / "t.parquet"
+    assert (
+        run(
+            tiny, "-p", PROMPT, "-n", 4, "--ctx", CONTEXT, "--mechanism", "arena", "--trace", trace
+        ).returncode
+        == 0
+    )
+    pinned = ("--ctx", CONTEXT, "--mechanism", f"arena+pinned:{trace}")
+    words = [sys.executable, "-m", "moestream", "plan", str(tiny), *pinned, "--json"]
+    planned = json.loads(
+        subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    )
+    cap = f"{planned['smallest_cap_bytes'] // 10**6}MB"
+    done = run(tiny, "-p", PROMPT, "-n", 4, *pinned, "--ram", cap, "--quiet")
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_cap_and_mechanism_gives_the_same_text(
     streamed: tuple[str, str, dict[str, Any]], tiny: Path
 ) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moestream.box import Box, DiskRate, disk_rate
+from moestream.box import Box, DiskRate, disk_rate, process_memory
 from moestream.mechanism import DEFAULT, Mechanism
 from moestream.model import check_architecture, locate, read_model
-from moestream.plan import Plan
+from moestream.plan import Plan, process_bytes
 from moestream.probe import saved_probe
 from moestream.units import format_bytes, parse_size
 
@@ -43,12 +43,18 @@ def plan(
     found = read_model(locate(model))
     check_architecture(found)
     # The binding takes a while to import: wrong words are to be told at once.
+    from moestream.assembly import load_seeds
     from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context
 
+    # What a mechanism reads from files stays in memory, and so does what reads them.
+    before = process_memory().anon_bytes
+    seeds = load_seeds(asked, found) if asked is not None else {}
+    seed_bytes = max(0, process_memory().anon_bytes - before) if seeds else 0
     ceilings = find_ceilings(found)
     options: dict[str, Any] = {
         "n_ctx": ctx,
         "n_outputs_max": 1,
+        "base_bytes": process_bytes(found, 0) + seed_bytes,
         "disk_bytes_per_s": ceilings.disk_bytes_per_s,
         "compute_s_per_token": ceilings.compute_s_per_token,
     }
