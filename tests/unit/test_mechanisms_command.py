@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,22 @@ def test_a_lacking_box_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tm
     assert rows["uring:NxS"]["why_not"] == ["io_uring is refused: allow it"]
     assert rows["threads:NxS"]["here"] is True
     assert rows["background:N"]["does"].endswith(f"default {BACKGROUND['background'].argument.default}")
+
+
+def test_a_pipe_gets_one_line_a_member(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "moestream", "mechanisms", "--dir", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    listed = mechanisms.describe(tmp_path)
+    rows = [row for family in FAMILIES for row in listed[family]]
+    assert len(rows) > 40
+    for row in rows:
+        (line,) = [
+            line
+            for line in done.stdout.splitlines()
+            if line.split()[:1] == [row["name"]] and row["does"] in line
+        ]
+        assert row["seen"] in line
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_module
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +23,9 @@ _TITLES = {
     "predictor": "predictor: which experts are asked for early",
     "dense": "dense: where the rest of the model lies",
 }
+
+#: Columns that no row reaches.
+_UNBROKEN = 1000
 
 
 def mechanisms(
@@ -96,7 +101,8 @@ def _print(listed: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    # One line each where a line has no end: in a file or a pipe.
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBROKEN)
     width = max(len(row["name"]) for family in _TITLES for row in listed[family])
     for family, title in _TITLES.items():
         console.print(title, style="bold", highlight=False)
