@@ -11,10 +11,10 @@ import pytest
 import moestream
 from answers import CONTEXT, Answer, answer, prompt_tokens
 from moestream.errors import BudgetError
+from moestream.geometry import slab_geometry
 from moestream.make import make_model
 from moestream.mechanism import Mechanism
 from moestream.model import read_model
-from moestream.plan import slab_geometry
 
 #: What a cap leaves beside the experts, where a test makes only those scarce.
 ROOM = 1 << 30

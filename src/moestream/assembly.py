@@ -18,9 +18,10 @@ from moestream.errors import (
     RefusedError,
     UsageError,
 )
+from moestream.geometry import slab_geometry, split_budget
 from moestream.mechanism import Mechanism
 from moestream.model import Model
-from moestream.plan import Plan, slab_geometry, split_budget
+from moestream.plan import Plan
 from moestream.units import format_bytes
 
 Progress = Callable[[int, int], None]

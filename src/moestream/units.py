@@ -5,6 +5,7 @@ Units with an i (KiB, MiB, GiB) are powers of 1024; KB, MB, GB powers of 1000; a
 
 from __future__ import annotations
 
+import math
 import re
 
 from moestream.errors import UsageError
@@ -47,3 +48,8 @@ def format_bytes(count: float) -> str:
             value = count / scale
             return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f} {unit}"
     return f"{count:.0f} B"
+
+
+def megabytes(count: int) -> str:
+    """Bytes as a size to type, never rounded below what is needed: ``1101MB``."""
+    return f"{math.ceil(count / 1e6)}MB"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from conftest import evicted, load, same_answer, told_otherwise
+from moestream.geometry import slab_geometry
 from moestream.make import demo_path, make_demo
 from moestream.model import read_model
-from moestream.plan import slab_geometry
 
 ARCHITECTURES = ("olmoe", "llama", "qwen2moe", "qwen3moe", "deepseek2", "gpt-oss", "glm4moe")
 QUEUES = ("uring:1", "uring:8", "threads:2", "sync")

@@ -18,7 +18,7 @@ from answers import answer, prompt_tokens
 from children import child_command, child_result, run_child
 from conftest import load, same_answer, smallest_cap, told_otherwise
 from moestream.box import Cage, process_memory
-from moestream.plan import slab_geometry
+from moestream.geometry import slab_geometry
 
 QUEUES = ("uring:1", "uring:8", "threads:2", "sync")
 

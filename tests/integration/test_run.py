@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from moestream import __version__
+from moestream.geometry import slab_geometry
 from moestream.make import make_model
 from moestream.model import read_model
-from moestream.plan import slab_geometry
 
 #: A prompt that this random model goes on from for hundreds of tokens.
 PROMPT = "Once upon a time"

@@ -11,7 +11,7 @@ import pytest
 
 from moestream import _core
 from moestream.errors import BudgetError, MechanismError, RefusedError, UsageError
-from moestream.plan import split_budget
+from moestream.geometry import split_budget
 from moestream.replay import (
     BELADY,
     Options,

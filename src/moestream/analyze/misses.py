@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import moestream._core as _core
 from moestream.analyze.choices import Bool, Choices
 from moestream.analyze.predictors import Named, chosen, held_out, wishes_of
-from moestream.plan import HUGE_PAGE
+from moestream.geometry import HUGE_PAGE
 from moestream.replay.run import Recording, Replayed, replay
 from moestream.trace.trace import starts
 

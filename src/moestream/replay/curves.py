@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 import moestream._core as _core
 from moestream.errors import BudgetError, RefusedError, UsageError
+from moestream.geometry import Geometry, split_budget
 from moestream.mechanism import Mechanism
 from moestream.members import POLICIES
-from moestream.plan import Geometry, split_budget
 from moestream.replay.run import BELADY, Recording, Replayed, replay
 from moestream.replay.speed import Rates, Speed, expected
 from moestream.units import format_bytes, parse_size

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 import moestream._core as _core
 from moestream.errors import MoestreamError, RefusedError, UsageError
+from moestream.geometry import PAGE, Geometry, Part
 from moestream.mechanism import Mechanism
-from moestream.plan import PAGE, Geometry, Part
 from moestream.trace import Trace
 from moestream.trace.trace import PHASES, Int, starts
 

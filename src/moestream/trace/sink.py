@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moestream.box import Box
-from moestream.plan import Plan, slab_geometry
+from moestream.geometry import slab_geometry
+from moestream.plan import Plan
 from moestream.stats import Step
 from moestream.version import __version__
 
