@@ -105,3 +105,22 @@ def test_leaving_ends_what_runs_inside_and_nothing_else() -> None:
 def test_a_cage_is_used_inside_its_block() -> None:
     with pytest.raises(MoestreamError, match="inside its with block"):
         Cage(_LIMIT).run(["true"])
+
+
+def test_groups_of_a_maker_that_was_killed_are_removed_by_the_next(cage: Cage) -> None:
+    parent = _group(cage).parent
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    behind = parent / f"moestream-{gone.pid}-0badcafe"
+    ours = parent / f"moestream-{os.getpid()}-0badcafe"
+    foreign = parent / "moestream-service"
+    made = [behind, ours, foreign]
+    try:
+        for path in made:
+            path.mkdir()
+        with Cage(_LIMIT):
+            assert [path.exists() for path in made] == [False, True, True]
+    finally:
+        for path in made:
+            if path.exists():
+                path.rmdir()

@@ -24,6 +24,8 @@ from moestream.errors import MoestreamError, RefusedError
 
 #: ``sh`` leaves this code when it cannot enter the group; the program is then not started.
 _NOT_CAGED = 125
+#: Of a group's name; the maker's process id and a random word follow.
+_PREFIX = "moestream-"
 _ENTER = f'echo $$ > "$0" || exit {_NOT_CAGED}; exec "$@"'
 _REMOVAL_S = 10.0
 _POLL_S = 0.01
@@ -62,13 +64,14 @@ class Cage:
     def __enter__(self) -> Cage:
         refusals = []
         for parent in _parents(self._root):
-            group = Group(parent.version, parent.path / f"moestream-{os.getpid()}-{secrets.token_hex(4)}")
+            group = Group(parent.version, parent.path / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
             try:
                 _make(group, self.limit_bytes)
             except OSError as error:
                 refusals.append(f"{parent.path}: {error.strerror}")
                 continue
             self._group = group
+            _remove_left_behind(parent.path)
             return self
         if _systemd_works():
             self._systemd = True
@@ -189,6 +192,25 @@ def _remove(group: Group) -> None:
             if time.monotonic() > deadline:
                 raise MoestreamError(f"{group.path}: {error.strerror}: remove it with rmdir") from None
         time.sleep(_POLL_S)
+
+
+def _remove_left_behind(parent: Path) -> None:
+    """Remove empty groups whose maker was killed. One that still holds a process cannot be removed, and stays."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        maker = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if maker.isdigit() and not _lives(int(maker)):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _systemd_works() -> bool:
