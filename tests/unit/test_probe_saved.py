@@ -12,7 +12,7 @@ from ggufs import moe_tensors, write_gguf
 from moestream.box import Box, cache_directory
 from moestream.cli.plan import find_ceilings
 from moestream.model import Model, read_model
-from moestream.probe import save_probe, saved_probe
+from moestream.probe import fuller_probe, save_probe, saved_probe
 from moestream.probe.saved import MAX_AGE_S, SCHEMA, identity
 
 NOW = 2e9
@@ -49,6 +49,28 @@ def test_it_expires_after_a_week_and_is_not_from_the_future(model: Model) -> Non
     assert saved_probe(model, NOW + MAX_AGE_S) is not None
     assert saved_probe(model, NOW + MAX_AGE_S + 1) is None
     assert saved_probe(model, NOW - 1) is None
+
+
+def test_a_quick_probe_does_not_replace_a_whole_one_that_holds(model: Model) -> None:
+    whole = document(model, quick=False)
+    save_probe(whole)
+    quick = document(model, quick=True, compute_s_per_token=None, measured_at=NOW + 60)
+    assert fuller_probe(quick) == whole
+    assert save_probe(quick) is not None
+    assert saved_probe(model, NOW + 60) == whole
+    late = {**quick, "measured_at": NOW + MAX_AGE_S + 1}
+    assert fuller_probe(late) is None
+    save_probe(late)
+    assert saved_probe(model, NOW + MAX_AGE_S + 1) == late
+    save_probe(whole)
+    assert saved_probe(model, NOW) == whole
+
+
+def test_a_quick_probe_that_knows_a_rate_the_whole_one_lacks_is_kept(model: Model) -> None:
+    save_probe(document(model, quick=False, compute_s_per_token=None))
+    quick = document(model, quick=True)
+    save_probe(quick)
+    assert saved_probe(model, NOW) == quick
 
 
 def test_another_kernel_ends_it(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

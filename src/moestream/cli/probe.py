@@ -13,7 +13,7 @@ import typer
 from moestream.cli.banner import Bar
 from moestream.errors import UsageError
 from moestream.model import check_architecture, locate, read_model
-from moestream.probe import save_probe
+from moestream.probe import fuller_probe, save_probe
 from moestream.report import check_writable, write_json
 
 _STEPS = 1000
@@ -60,6 +60,8 @@ def probe(
 
     for line in lines(document):
         print(line)
+    if fuller_probe(document) is not None:
+        print("kept is the whole probe made before: a quick one does not replace it", file=sys.stderr)
     if saved is None:
         print("not kept: the user's cache directory cannot be written to", file=sys.stderr)
 

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from moestream.probe.saved import save_probe, saved_probe
+from moestream.probe.saved import fuller_probe, save_probe, saved_probe
 
-__all__ = ["save_probe", "saved_probe"]
+__all__ = ["fuller_probe", "save_probe", "saved_probe"]

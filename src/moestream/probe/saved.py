@@ -17,6 +17,8 @@ from moestream.model import Model
 SCHEMA = 1
 #: Disks wear and change hands; a week is what plans are made from.
 MAX_AGE_S = 7 * 24 * 3600.0
+#: What plans are made from.
+_RATES = ("disk_bytes_per_s", "compute_s_per_token")
 
 
 def identity(path: Path, model: Model | None) -> dict[str, Any]:
@@ -33,9 +35,11 @@ def identity(path: Path, model: Model | None) -> dict[str, Any]:
 
 
 def save_probe(document: dict[str, Any]) -> Path | None:
-    """Keep a probe's document (its ``identity`` decides where) and return where; None when nothing can be written
-    there, which costs a plan its figures and no more."""
+    """Keep a probe's document (its ``identity`` decides where), or leave the ``fuller_probe`` that is there, and return
+    where; None when nothing can be written there, which costs a plan its figures and no more."""
     path = _place(document["identity"])
+    if fuller_probe(document) is not None:
+        return path
     fresh = path.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +52,18 @@ def save_probe(document: dict[str, Any]) -> Path | None:
     return None
 
 
+def fuller_probe(document: dict[str, Any]) -> dict[str, Any] | None:
+    """The whole probe that still holds and that a quick one must not replace; None for one that lacks a rate the quick
+    one has."""
+    if not document.get("quick"):
+        return None
+    found = _holding(document["identity"], document["measured_at"])
+    if found is None or found.get("quick"):
+        return None
+    lacks = any(document[rate] is not None and found[rate] is None for rate in _RATES)
+    return None if lacks else found
+
+
 def saved_probe(model: Model, now: float | None = None) -> dict[str, Any] | None:
     """The probe of this model on this box, or of the device it lies on, which knows no compute; None when there is none
     that is whole, at most a week old and of this kernel. ``now``: seconds since the epoch."""
@@ -57,9 +73,16 @@ def saved_probe(model: Model, now: float | None = None) -> dict[str, Any] | None
         return None
     now = time.time() if now is None else now
     for here in (wanted, {**wanted, "model": None}):
-        found = _read(_place(here))
-        if found is not None and found["identity"] == here and 0 <= now - found["measured_at"] <= MAX_AGE_S:
+        found = _holding(here, now)
+        if found is not None:
             return found
+    return None
+
+
+def _holding(which: dict[str, Any], now: float) -> dict[str, Any] | None:
+    found = _read(_place(which))
+    if found is not None and found["identity"] == which and 0 <= now - found["measured_at"] <= MAX_AGE_S:
+        return found
     return None
 
 
@@ -76,7 +99,7 @@ def _read(path: Path) -> dict[str, Any] | None:
             found["schema"] == SCHEMA
             and isinstance(found["identity"], dict)
             and isinstance(found["measured_at"], (int, float))
-            and all(_is_rate(found[name]) for name in ("disk_bytes_per_s", "compute_s_per_token"))
+            and all(_is_rate(found[name]) for name in _RATES)
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None
