@@ -46,6 +46,7 @@ def made_record(job: Job, **changes: Any) -> dict[str, Any]:
         "valid": True,
         "invalid": [],
         "disk_bytes_per_s": 1e6,
+        "seconds": 1.0,
         "document": document,
         "model": {"identity": job.arm.file},
         **{name: value for name, value in changes.items() if name not in phase},

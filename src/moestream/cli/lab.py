@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -89,6 +90,7 @@ def run(
     Each ends in agrees, disagrees or cannot tell. A file that one needs beside the model is made in the cache
     directory first, and kept until `lab clean`.
     """
+    from moestream.lab.bench_progress import display
     from moestream.lab.experiment import experiments, find
     from moestream.lab.experiment_plan import check_cap
     from moestream.lab.session import Asked, run_all
@@ -109,7 +111,9 @@ def run(
             f"{found.name or found.arch} has no experts: an experiment needs a mixture of experts"
         )
     asked = Asked(found, cap, quick, out, resume, force)
-    outcomes = run_all(chosen, asked, tell=None if json else _tell, say=_say)
+    tell = None if json else _teller(sys.stdout)
+    with display(sys.stderr) as show:
+        outcomes = run_all(chosen, asked, tell=tell, show=show)
     if json:
         print(json_module.dumps(outcomes, indent=1))
 
@@ -133,13 +137,12 @@ def clean(
         print(f"nothing to remove in {directory()}")
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _tell(outcome: dict[str, Any]) -> None:
+def _teller(out: TextIO) -> Callable[[dict[str, Any]], None]:
+    """Prints outcomes to ``out``; on a terminal above the live line, which has taken sys.stdout over by then."""
     from moestream.lab.experiment_text import outcome_lines
 
-    for line in outcome_lines(outcome):
-        print(line)
-    print(flush=True)
+    def tell(outcome: dict[str, Any]) -> None:
+        for line in [*outcome_lines(outcome), ""]:
+            print(line, file=sys.stdout if out.isatty() else out, flush=True)
+
+    return tell

@@ -15,8 +15,8 @@ from moestream.errors import BudgetError
 from moestream.lab import files
 from moestream.lab.bench_arms import STOCK, Arm
 from moestream.lab.experiment import Claim, ProbeSpec, ReplaySpec
-from moestream.lab.experiment_plan import Job, capped
-from moestream.lab.runs import Setup, run_arm
+from moestream.lab.experiment_plan import Job, Sizes, capped, run_seconds
+from moestream.lab.runs import TIMEOUT_S, Setup, run_arm
 from moestream.model import Model, read_model
 from moestream.units import format_bytes
 
@@ -25,6 +25,8 @@ Record = dict[str, Any]
 Figures = dict[str, float]
 #: Steps of more tokens than this no arm takes, unless its experiment says so.
 _BATCH = 256
+#: A run that takes so many times what was estimated, and so much beside it, is stuck.
+_PATIENCE, _LEAST_S = 8.0, 120.0
 #: What of the box must be free before every expert is held in memory, and beside it.
 _RESIDENT_SHARE, _RESIDENT_BESIDE = 1.05, 1_000_000_000
 
@@ -60,6 +62,7 @@ class BoxExecutor:
     def __init__(self, model: Model, out: Path) -> None:
         self._model, self._out = model, out
         self._batch = _BATCH
+        self._sizes = Sizes(model.bytes, model.expert_bytes, model.demand_bytes_per_token)
         self._models = {"model": model}
         self._too_little: dict[tuple[int, int], str] = {}
 
@@ -118,6 +121,7 @@ class BoxExecutor:
             caged=self._cage[0],
             out=self._out,
             trace=job.trace,
+            timeout_s=min(TIMEOUT_S, _LEAST_S + _PATIENCE * run_seconds(job, self._sizes)),
         )
         arm = Arm(
             job.arm.key,

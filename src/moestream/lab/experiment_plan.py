@@ -7,7 +7,8 @@ token reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 from moestream.errors import UsageError
 from moestream.lab.experiment import NO_CAP, ArmSpec, Experiment, Settings, budget_bytes
@@ -41,6 +42,9 @@ class Sizes:
     demand: int
 
 
+#: What tells one run of an experiment from its others: arm, prompt, round.
+Step = tuple[str, str, int]
+PROBE: Step = ("probe", "", 0)
 DEMO = Sizes(DEMO_BYTES, DEMO_EXPERT_BYTES, DEMO_DEMAND)
 
 
@@ -63,9 +67,15 @@ class Job:
     trace: bool
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> Step:
         """What tells it from the experiment's other runs."""
         return self.arm.key, self.prompt, self.round
+
+    @property
+    def same_run(self) -> tuple[Any, ...]:
+        """What decides what is run: equal for two experiments' jobs that are one and the same run."""
+        what = ArmSpec("", self.arm.mechanism, file=self.arm.file)
+        return astuple(replace(self, experiment="", position=0, arm=what))
 
 
 def jobs(experiment: Experiment, settings: Settings, sizes: Sizes, cap_bytes: int | None = None) -> list[Job]:
@@ -114,15 +124,36 @@ def check_cap(experiment: Experiment, cap_bytes: int | None) -> None:
         raise UsageError(f"{experiment.name} is about its own caps: leave --ram out")
 
 
-def seconds(experiment: Experiment, quick: bool, sizes: Sizes = DEMO) -> float:
-    """About how long it takes, the files it needs included."""
+def steps(
+    experiment: Experiment, quick: bool, sizes: Sizes = DEMO, cap_bytes: int | None = None
+) -> dict[Step, float]:
+    """About how long each of its runs takes, what is read out of its trace included; a probe is one step."""
     if experiment.kind == "probe":
-        return (experiment.quick_probe if quick else experiment.probe).seconds + _ANALYSIS_S
+        return {PROBE: (experiment.quick_probe if quick else experiment.probe).seconds + _ANALYSIS_S}
     settings = experiment.quick if quick else experiment.settings
-    runs = jobs(experiment, settings, sizes)
+    analysed = 0.0 if experiment.kind == "runs" else _ANALYSIS_S
+    return {
+        job.key: run_seconds(job, sizes) + analysed for job in jobs(experiment, settings, sizes, cap_bytes)
+    }
+
+
+def seconds(experiment: Experiment, quick: bool, sizes: Sizes = DEMO) -> float:
+    """About how long it takes by itself, the files it needs included."""
     made = sum(file_seconds(kind, sizes) for kind in experiment.files)
-    analysed = 0.0 if experiment.kind == "runs" else _ANALYSIS_S * len(runs)
-    return sum(_run_s(job, sizes) for job in runs) + made + analysed
+    return sum(steps(experiment, quick, sizes).values()) + made
+
+
+def not_shared(experiments: Sequence[Experiment], quick: bool, sizes: Sizes = DEMO) -> dict[str, float]:
+    """By experiment about how long its runs take where those that one before it has made already are not made again."""
+    made: list[set[tuple[Any, ...]]] = []
+    times = {}
+    for one in experiments:
+        order = [] if one.kind == "probe" else jobs(one, one.quick if quick else one.settings, sizes)
+        wanted = {job.same_run for job in order}
+        known = bool(wanted) and any(wanted <= runs for runs in made)
+        times[one.name] = 0.0 if known else sum(steps(one, quick, sizes).values())
+        made.append(wanted)
+    return times
 
 
 def file_seconds(kind: str, sizes: Sizes = DEMO) -> float:
@@ -130,7 +161,7 @@ def file_seconds(kind: str, sizes: Sizes = DEMO) -> float:
     return _FILE_S_PER_GB[kind] * sizes.bytes / 1e9
 
 
-def _run_s(job: Job, sizes: Sizes) -> float:
+def run_seconds(job: Job, sizes: Sizes) -> float:
     """About how long one run takes."""
     scale = sizes.demand / DEMO_DEMAND
     if job.arm.is_stock:

@@ -6,20 +6,19 @@ Nothing here starts a process or reads a file; what was done before a kill is in
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from moestream.lab.execute import Executor, Record
 from moestream.lab.experiment import Experiment
 from moestream.lab.experiment_figures import FIGURES, usable, with_floor
-from moestream.lab.experiment_plan import Job, Sizes, jobs
+from moestream.lab.experiment_plan import PROBE, Job, Sizes, jobs
+from moestream.lab.experiment_progress import Unwatched, Watch
 from moestream.lab.verdicts import Sample, judge, overall, table
 from moestream.version import __version__
 
 SCHEMA = 1
-#: ``say(text)``: one line of progress for whoever waits.
-Say = Callable[[str], None]
 #: Pairs of one layer in several repeats must not meet.
 _LAYERS = 10_000
 
@@ -27,11 +26,12 @@ _LAYERS = 10_000
 @dataclass
 class _Seen:
     """What came of the experiment's parts. ``left_out``: by arm or case why it was not run; ``not_counted``: runs whose
-    records may not be counted, with the reason."""
+    records may not be counted, with the reason; ``failed``: why nothing came of it at all."""
 
     samples: list[Sample] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     not_counted: list[str] = field(default_factory=list)
+    failed: str = ""
 
 
 def run_experiment(
@@ -42,18 +42,32 @@ def run_experiment(
     quick: bool = False,
     cap_bytes: int | None = None,
     earlier: Sequence[Record] = (),
-    say: Say = lambda text: None,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Every run (or the probe), then the verdict; the document of it. ``cap_bytes``: instead of the settings' cap.
     ``earlier``: records of the same experiment, whose runs are not made again where they count."""
-    settings = experiment.quick if quick else experiment.settings
+    watch = watch or Unwatched()
     seen = _Seen()
     if experiment.kind == "probe":
+        watch.begin(PROBE)
         _probe(experiment, executor, quick, seen)
+        watch.end(PROBE, None)
     else:
-        order = jobs(experiment, settings, sizes, cap_bytes)
-        records = _runs(order, executor, earlier, seen, say)
+        settings = experiment.quick if quick else experiment.settings
+        records = _runs(jobs(experiment, settings, sizes, cap_bytes), executor, earlier, seen, watch)
         _observe(experiment, executor, records, seen)
+    return _document(experiment, quick, cap_bytes, seen)
+
+
+def failed_experiment(
+    experiment: Experiment, reason: str, *, quick: bool = False, cap_bytes: int | None = None
+) -> dict[str, Any]:
+    """The document of an experiment that came to no end: it cannot tell, and says why."""
+    return _document(experiment, quick, cap_bytes, _Seen(failed=reason))
+
+
+def _document(experiment: Experiment, quick: bool, cap_bytes: int | None, seen: _Seen) -> dict[str, Any]:
+    settings = experiment.quick if quick else experiment.settings
     judged = [judge(claim, seen.samples) for claim in experiment.claims]
     return {
         "schema": SCHEMA,
@@ -77,11 +91,12 @@ def run_experiment(
         },
         "left_out": seen.left_out,
         "not_counted": seen.not_counted,
+        "failed": seen.failed,
     }
 
 
 def _runs(
-    order: Sequence[Job], executor: Executor, earlier: Sequence[Record], seen: _Seen, say: Say
+    order: Sequence[Job], executor: Executor, earlier: Sequence[Record], seen: _Seen, watch: Watch
 ) -> list[Record]:
     """Make every run that is not among the earlier ones; the records that may be counted."""
     done = {
@@ -91,21 +106,24 @@ def _runs(
     todo = [job for job in order if job.key not in done]
     if todo:
         executor.begin(order)
-    for number, job in enumerate(todo, 1):
+    for step in done:
+        watch.end(step, None)
+    for job in todo:
         reason = seen.left_out.get(job.arm.key) or executor.left_out(job)
-        title = f"[{number}/{len(todo)}] {job.arm.key}, {job.prompt}, round {job.round + 1}"
         if reason:
+            if job.arm.key not in seen.left_out:
+                watch.note(f"{job.arm.key} is left out: {reason}")
             seen.left_out[job.arm.key] = reason
-            say(f"{title}: left out, {reason}")
+            watch.end(job.key, None)
             continue
+        watch.begin(job.key)
         record = executor.run(job, records)
+        watch.end(job.key, record)
         if usable(record):
             records.append(record)
-            say(f"{title}: {record['document']['decode']['tok_per_s'] or 0:.2f} tok/s")
         else:
             why = "; ".join(record.get("invalid") or []) or record.get("error") or "no document"
             seen.not_counted.append(f"{job.arm.key}, {job.prompt}, round {job.round + 1}: {why}")
-            say(f"{title}: does not count: {why}")
     return records
 
 

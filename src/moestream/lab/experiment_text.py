@@ -7,7 +7,7 @@ from typing import Any
 
 from moestream.lab.experiment import KINDS, Experiment
 from moestream.lab.experiment_figures import FIGURES
-from moestream.lab.experiment_plan import file_seconds, seconds
+from moestream.lab.experiment_plan import file_seconds, not_shared, seconds
 from moestream.lab.verdicts import shown
 
 _HEADER = """\
@@ -28,11 +28,11 @@ def minutes(value_s: float) -> str:
 
 
 def total_seconds(experiments: Iterable[Experiment], quick: bool) -> float:
-    """About how long all of them take on the demo model one after another, each file made once."""
+    """About how long all of them take on the demo model one after another, each file made once, and the runs of an
+    experiment that another has made already."""
     chosen = list(experiments)
     kinds = {kind for one in chosen for kind in one.files}
-    runs = sum(seconds(one, quick) - sum(map(file_seconds, one.files)) for one in chosen)
-    return runs + sum(map(file_seconds, kinds))
+    return sum(not_shared(chosen, quick).values()) + sum(map(file_seconds, kinds))
 
 
 def list_rows(experiments: Iterable[Experiment]) -> list[dict[str, Any]]:
@@ -111,6 +111,8 @@ def outcome_lines(outcome: Mapping[str, Any]) -> list[str]:
     for arm, reason in outcome["left_out"].items():
         lines.append(f"left out: {arm}: {reason}")
     lines += [f"not counted: {text}" for text in outcome["not_counted"]]
+    if outcome.get("failed"):
+        lines.append(f"failed: {outcome['failed']}")
     for claim in outcome["claims"]:
         lines += [f"  {claim['word']}: {claim['says']}", f"      {_seen(claim)}"]
     return [*lines, f"verdict: {outcome['verdict']}"]

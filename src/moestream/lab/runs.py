@@ -44,7 +44,8 @@ _SAMPLE_S = 0.1
 @dataclass(frozen=True)
 class Setup:
     """What all runs of one benchmark share. ``batch``: most tokens of a prompt in one step, for every arm.
-    ``trace``: each run of the engine leaves a trace beside its record. ``prompts``: texts by name."""
+    ``trace``: each run of the engine leaves a trace beside its record. ``prompts``: texts by name. ``timeout_s``: a run
+    that takes longer is stuck, and ended."""
 
     model: Model
     threads: int
@@ -55,6 +56,7 @@ class Setup:
     out: Path
     trace: bool = False
     prompts: Mapping[str, str] = field(default_factory=lambda: PROMPTS)
+    timeout_s: float = TIMEOUT_S
 
 
 class Executor(Protocol):
@@ -211,10 +213,12 @@ class Processes:
             start = cage.popen if cage is not None else subprocess.Popen
             before = snapshot(device)
             process = start(words, stdout=subprocess.DEVNULL, stderr=errors)
-            anon = _watch(process, cage)
+            anon, late = _watch(process, cage, setup.timeout_s)
             conditions = between(before, snapshot(device))
             errors.seek(0)
             said = errors.read().decode("utf-8", "replace").strip()[-2000:]
+            if late:
+                said = f"{said}\nit was stuck: ended after {setup.timeout_s:.0f} s".strip()
             return {
                 "returncode": process.returncode,
                 "error": said if process.returncode != 0 else "",
@@ -225,19 +229,23 @@ class Processes:
             }
 
 
-def _watch(process: subprocess.Popen[bytes], cage: Cage | None) -> int | None:
-    """Wait for the end; the most anonymous memory the cage was seen to hold. One that takes too long is killed.
+def _watch(
+    process: subprocess.Popen[bytes], cage: Cage | None, timeout_s: float = TIMEOUT_S
+) -> tuple[int | None, bool]:
+    """Wait for the end: the most anonymous memory the cage was seen to hold, and whether it took too long and was
+    killed.
 
     The cgroup's counter is read and not the process's page tables: walking those would hold up its page moves."""
-    deadline = time.monotonic() + TIMEOUT_S
-    peak = None
+    deadline = time.monotonic() + timeout_s
+    peak, late = None, False
     try:
         while True:
             try:
                 process.wait(_SAMPLE_S)
-                return peak
+                return peak, late
             except subprocess.TimeoutExpired:
                 if time.monotonic() > deadline:
+                    late = True
                     process.kill()
                 anon = cage.stat().get("anon") if cage is not None else None
                 peak = anon if peak is None else max(peak, anon or 0)

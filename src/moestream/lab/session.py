@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import datetime
+import json
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moestream.box import Box
+from moestream.errors import MoestreamError, UsageError
 from moestream.lab import files
-from moestream.lab.bench_journal import open_journal
+from moestream.lab.bench_journal import SETUP, open_journal
+from moestream.lab.bench_progress import Display, duration
 from moestream.lab.execute import BoxExecutor
 from moestream.lab.experiment import Experiment
-from moestream.lab.experiment_plan import Sizes, seconds
-from moestream.lab.experiment_run import run_experiment
-from moestream.lab.experiment_text import minutes
+from moestream.lab.experiment_plan import Job, Sizes, file_seconds, jobs, steps
+from moestream.lab.experiment_progress import Progress
+from moestream.lab.experiment_run import failed_experiment, run_experiment
+from moestream.lab.experiment_sharing import SharedRuns
 from moestream.lab.runs import end_on_sigterm
 from moestream.model import Model
 from moestream.report import write_json
 
 VERDICT = "verdict.json"
 _OUT = Path("results/scratch")
+Outcome = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,64 +42,154 @@ class Asked:
     resume: bool
     force: bool
 
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.model.bytes, self.model.expert_bytes, self.model.demand_bytes_per_token)
+
+    def jobs(self, one: Experiment) -> list[Job]:
+        if one.kind == "probe":
+            return []
+        return jobs(one, one.quick if self.quick else one.settings, self.sizes, self.cap_bytes)
+
 
 def run_all(
     chosen: Sequence[Experiment],
     asked: Asked,
     *,
-    tell: Callable[[dict[str, Any]], None] | None,
-    say: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """The outcomes, each also in ``verdict.json`` of its directory and given to ``tell`` as it comes. Raises
-    RefusedError before anything is run where the disk has no room for the files that are needed."""
-    model = asked.model
+    tell: Callable[[Outcome], None] | None,
+    show: Display,
+) -> list[Outcome]:
+    """The outcomes, each also in ``verdict.json`` of its directory and given to ``tell`` as it comes. One of several
+    experiments that fails cannot tell, and the others are run. Raises RefusedError before anything is run where the
+    disk has no room for the files that are needed, or a directory holds something else."""
+    if asked.resume and asked.out is None:
+        raise UsageError("--resume goes on with what --out holds: name it")
     kinds = [kind for one in chosen for kind in one.files]
     copies = any(arm.mechanism.startswith("shared") for one in chosen for arm in one.arms)
-    files.check_room(model, kinds, int(copies))
+    files.check_room(asked.model, kinds, int(copies))
     out = asked.out or _OUT / f"lab-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    places = {one.name: out if len(chosen) == 1 else out / one.name for one in chosen}
+    session = _Session(asked, out, chosen, show)
+    session.check_places()
     end_on_sigterm()
-    sizes = Sizes(model.bytes, model.expert_bytes, model.demand_bytes_per_token)
+    session.announce()
     outcomes = []
     for one in chosen:
-        say(f"{one.name}: {one.question} (about {minutes(seconds(one, asked.quick, sizes))})")
-        outcome = _run_one(one, asked, places[one.name], sizes, say)
+        outcome = session.run(one) if len(chosen) == 1 else session.attempt(one)
         outcomes.append(outcome)
         if tell is not None:
             tell(outcome)
-    say(f"records and verdicts: {out}")
+    show.note(f"records and verdicts: {out}")
     return outcomes
 
 
-def _run_one(
-    one: Experiment, asked: Asked, out: Path, sizes: Sizes, say: Callable[[str], None]
-) -> dict[str, Any]:
-    model = asked.model
-    setup = {
-        "experiment": one.name,
-        "quick": asked.quick,
-        "cap_bytes": asked.cap_bytes,
-        "model": {"name": model.paths[0].name, "bytes": model.bytes, "identity": model.identity},
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "box": Box().describe(model.paths[0]),
-    }
-    begun = (out / "setup.json").exists()
-    earlier = open_journal(out, setup, resume=asked.resume and begun, force=asked.force and begun)
-    (out / VERDICT).unlink(missing_ok=True)
-    for kind in one.files:
-        if not files.path_of(model, kind).exists():
-            say(f"making the {kind} file: {files.path_of(model, kind)}")
-            files.make(model, kind)
-    outcome = run_experiment(
-        one,
-        BoxExecutor(model, out),
-        sizes,
-        quick=asked.quick,
-        cap_bytes=asked.cap_bytes,
-        earlier=earlier,
-        say=say,
-    )
-    outcome["model"] = setup["model"]
-    outcome["box"] = setup["box"]
-    write_json(out / VERDICT, outcome)
-    return outcome
+class _Session:
+    """What the experiments of one ``lab run`` have in common."""
+
+    def __init__(self, asked: Asked, out: Path, chosen: Sequence[Experiment], show: Display) -> None:
+        self._asked, self._show, self._chosen = asked, show, chosen
+        self._places = {one.name: out if len(chosen) == 1 else out / one.name for one in chosen}
+        self._earlier: dict[str, list[dict[str, Any]]] = {}
+        self._shared = SharedRuns()
+        estimates = {one.name: steps(one, asked.quick, asked.sizes, asked.cap_bytes) for one in chosen}
+        self._progress = Progress(show, estimates, time.monotonic)
+
+    def check_places(self) -> None:
+        """Open every directory that is there: what must be refused is refused before the first run."""
+        for one in self._chosen:
+            if self._places[one.name].exists():
+                self._open(one)
+
+    def announce(self) -> None:
+        model = self._asked.model
+        kinds = {kind for one in self._chosen for kind in one.files}
+        made = sum(
+            file_seconds(kind, self._asked.sizes) for kind in kinds if not files.path_of(model, kind).exists()
+        )
+        what = "1 experiment" if len(self._chosen) == 1 else f"{len(self._chosen)} experiments"
+        self._show.note(f"{what}, at most about {duration(self._progress.left_s() + made)}")
+
+    def attempt(self, one: Experiment) -> Outcome:
+        """``run``; whatever goes wrong in it is its outcome, and why."""
+        try:
+            return self.run(one)
+        except Exception as error:
+            reason = str(error) if isinstance(error, MoestreamError) else f"{type(error).__name__}: {error}"
+            self._show.note(f"{one.name} failed: {reason}")
+            if not isinstance(error, (MoestreamError, OSError)):
+                self._show.note(traceback.format_exc())
+            outcome = failed_experiment(one, reason, quick=self._asked.quick, cap_bytes=self._asked.cap_bytes)
+            return self._kept(one, outcome)
+        finally:
+            self._progress.leave()
+
+    def run(self, one: Experiment) -> Outcome:
+        """Make the runs that are not there yet, and judge."""
+        asked, place = self._asked, self._places[one.name]
+        self._progress.enter(one.name)
+        self._show.note(f"{one.name}: {one.question}")
+        if one.name not in self._earlier:
+            self._open(one)
+        earlier = self._earlier[one.name]
+        if one.kind == "probe" and (before := self._verdict_before(one)) is not None:
+            return before
+        order = asked.jobs(one)
+        earlier = earlier or self._shared.take(place, order)
+        self._make_files(one)
+        (place / VERDICT).unlink(missing_ok=True)
+        outcome = run_experiment(
+            one,
+            BoxExecutor(asked.model, place),
+            asked.sizes,
+            quick=asked.quick,
+            cap_bytes=asked.cap_bytes,
+            earlier=earlier,
+            watch=self._progress,
+        )
+        if order:
+            self._shared.add(place, order)
+        return self._kept(one, outcome)
+
+    def _verdict_before(self, one: Experiment) -> Outcome | None:
+        """Of a probe, which leaves no records to go on with, what came of it before."""
+        path = self._places[one.name] / VERDICT
+        if not self._asked.resume or not path.exists():
+            return None
+        outcome: Outcome = json.loads(path.read_text(encoding="utf-8"))
+        return outcome if not outcome.get("failed") else None
+
+    def _make_files(self, one: Experiment) -> None:
+        for kind in one.files:
+            path = files.path_of(self._asked.model, kind)
+            if not path.exists():
+                took = duration(file_seconds(kind, self._asked.sizes))
+                self._show.note(f"making the {kind} file, about {took}: {path}")
+                files.make(self._asked.model, kind)
+
+    def _open(self, one: Experiment) -> None:
+        asked, place = self._asked, self._places[one.name]
+        begun = (place / SETUP).exists()
+        setup = {
+            "experiment": one.name,
+            "quick": asked.quick,
+            "cap_bytes": asked.cap_bytes,
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            **self._what_and_where(),
+        }
+        if asked.force and begun:
+            (place / VERDICT).unlink(missing_ok=True)
+        self._earlier[one.name] = open_journal(
+            place, setup, resume=asked.resume and begun, force=asked.force and begun
+        )
+
+    def _what_and_where(self) -> dict[str, Any]:
+        model = self._asked.model
+        return {
+            "model": {"name": model.paths[0].name, "bytes": model.bytes, "identity": model.identity},
+            "box": Box().describe(model.paths[0]),
+        }
+
+    def _kept(self, one: Experiment, outcome: Outcome) -> Outcome:
+        outcome = {**outcome, **self._what_and_where()}
+        if self._places[one.name].is_dir():
+            write_json(self._places[one.name] / VERDICT, outcome)
+        return outcome
