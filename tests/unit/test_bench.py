@@ -40,7 +40,7 @@ def record(
         "hits": 4 * steps * streams,
         "misses": 4 * steps * streams,
         "bytes_read": 10_000_000 * steps * (streams or arm == "willneed-small"),
-        "read_bytes_os": 20_000_000 * steps * chosen.is_stock,
+        "read_bytes_os": 20_000_000 * steps if chosen.is_stock else 10_000_000 * steps * streams,
         "stall_s": 0.3 * seconds,
         "compute_s": 0.6 * seconds,
         "memory_work_s": 0.1 * seconds,
@@ -97,20 +97,48 @@ def test_figures_of_one_record() -> None:
     assert figures.rate(one) == pytest.approx(10)
     assert figures.hit_rate(one) == 0.5
     assert figures.bytes_per_token(one) == 10_000_000
-    assert figures.per_token("stall_s")(one) == pytest.approx(0.03)
+    assert figures.split_per_token("stall_s")(one) == pytest.approx(0.03)
     assert figures.cpu_per_token(one) == pytest.approx(0.1)
     assert figures.memory_work_per_gb(one) == pytest.approx(1.0)
     assert figures.cpu_beyond_compute_per_gb(one, 0.06) == pytest.approx(4.0)
     assert figures.own_bytes(one) == 70_000_000
 
 
-def test_the_kernels_account_is_used_where_the_engine_has_none() -> None:
+@pytest.mark.parametrize(
+    ("arm", "effective", "kernels", "read", "asked"),
+    [
+        ("stock-small", "stock", 20, 20, None),
+        ("stock-small", "stock", None, None, None),
+        ("willneed-small", "mapped+willneed", 4, 4, 10),
+        ("willneed-small", "mapped+willneed", 0, 0, 10),
+        # The counter does not move: what was asked for may have been cached.
+        ("willneed-small", "mapped+willneed", None, None, 10),
+        ("arena-small", "arena+uring:8", 11, 11, 10),
+        ("arena-small", "arena+uring:8", None, 10, 10),
+        ("arena-small", "arena/buffered+uring:8", None, None, 10),
+        ("resident-free", "resident", None, 0, 0),
+    ],
+)
+def test_read_is_what_the_device_gave_and_asked_is_another_figure(
+    arm: str, effective: str, kernels: int | None, read: int | None, asked: int | None
+) -> None:
+    one = record(arm)
+    document = one["document"]
+    document["mechanism"]["effective"] = effective
+    # Over nine tokens; a counter that moves has moved while the model was loaded.
+    document["decode"]["read_bytes_os"] = (kernels or 0) * 9_000_000
+    document["load"]["read_bytes_os"] = 0 if kernels is None else 103
+    assert figures.bytes_per_token(one) == (None if read is None else read * 1_000_000)
+    assert figures.asked_per_token(one) == (None if asked is None else asked * 1_000_000)
+
+
+def test_stock_has_no_figure_of_an_engine() -> None:
     stock = record("stock-small")
-    assert figures.bytes_per_token(stock) == 20_000_000
     for nothing in (
         figures.hit_rate,
         figures.memory_work_per_gb,
-        figures.per_token("stall_s"),
+        figures.split_per_token("stall_s"),
+        figures.asked_per_token,
         figures.own_bytes,
     ):
         assert nothing(stock) is None
@@ -135,6 +163,10 @@ def test_held_memory_leaves_out_what_the_kernel_can_take_back() -> None:
     assert figures.held_bytes(record("arena-small")) == 800
     assert figures.held_bytes(record("willneed-small")) == 900
     assert figures.held_bytes(record("arena-small", cage_anon_peak_bytes=None)) == 950
+    # What ran decides, not what was asked: locked pages of an arena are in its anonymous ones.
+    fallen = record("willneed-small")
+    fallen["document"]["mechanism"]["effective"] = "arena+sync"
+    assert figures.held_bytes(fallen) == 800
 
 
 @pytest.mark.parametrize(("compute_s", "floor"), [(0.005, 0.01), (0.05, 0.05)])

@@ -69,7 +69,7 @@ def test_a_quiet_benchmark_is_exact_and_without_doubt(tmp_path: Path) -> None:
     # 10 MB a token at 1 GB/s take less than computing it does.
     assert arm(summary, "default")["floor_share"] == pytest.approx(0.5)
     assert arm(summary, "default")["hit_rate"] == 0.5
-    assert arm(summary, "stock")["bytes_per_token"] == {"engine": None, "process": 20_000_000, "wasted": None}
+    assert arm(summary, "stock")["bytes_per_token"] == {"read": 20_000_000, "asked": None, "wasted": None}
     assert kinds(summary) == []
     assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
 

@@ -10,7 +10,7 @@ import pytest
 
 from moestream.errors import RefusedError
 from moestream.reports import Group, read_results, summarize
-from moestream.reports.figures import estimate, read_per_token, split
+from moestream.reports.figures import estimate, split
 from moestream.reports.summary import Arm, paired, short
 from moestream.reports.tables import comparison, excluded_table, headline
 from report_records import BOX, DEFAULT, MODEL, OTHER_BOX, a_bench, failed, run, save
@@ -171,17 +171,6 @@ def test_the_first_of_two_that_are_close_is_not_called_faster(tmp_path: Path) ->
     assert headline(clear)[0].endswith("; faster than the other.")
     (single,) = groups_of(tmp_path / "c", [run("default", 100.0), run("arena+gate:1", 10.0)])
     assert "no difference shown" in headline(single)[0]
-
-
-def test_bytes_are_the_kernels_where_the_kernel_keeps_the_experts() -> None:
-    mapped = run("mapped+willneed+none+none+mlock")
-    mapped["document"]["decode"] |= {"bytes_read": 400_000_000, "read_bytes_os": 100_000_000}
-    assert read_per_token(mapped) == 25_000_000
-    mapped["document"]["decode"]["read_bytes_os"] = 0
-    assert read_per_token(mapped) == 100_000_000
-    arena = run("default")
-    arena["document"]["decode"]["read_bytes_os"] = 0
-    assert read_per_token(arena) == 25_000_000
 
 
 def test_where_no_route_was_seen_nothing_is_called_a_stall() -> None:

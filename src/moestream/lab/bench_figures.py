@@ -1,10 +1,15 @@
-"""From records to figures: pure functions, times in seconds and sizes in bytes, None where nothing can be said."""
+"""From records to figures: pure functions, times in seconds and sizes in bytes, None where nothing can be said.
+
+The bench, its report and the experiments all take them from here: docs/formats/runs.md says what each name means.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from moestream.lab.bench_arms import STOCK
 
 Record = dict[str, Any]
 Figure = Callable[[Record], float | None]
@@ -27,32 +32,62 @@ def hit_rate(record: Record) -> float | None:
     return decode(record)["hits"] / routed if routed else None
 
 
+def counts_reads(record: Record) -> bool:
+    """Whether the kernel's account of the process's reads moves on that box: some phase of the run shows it."""
+    phases = (record["document"].get(name) or {} for name in ("load", "prefill", "decode"))
+    return any(phase.get("read_bytes_os") for phase in phases)
+
+
+def past_page_cache(record: Record) -> bool:
+    """Whether what the engine asked for is what the device read: it held all experts, or read them with O_DIRECT."""
+    store, *variants = str(record["document"]["mechanism"]["effective"]).partition("+")[0].split("/")
+    return store in ("arena", "resident") and "buffered" not in variants
+
+
 def bytes_per_token(record: Record) -> float | None:
-    """Read from the disk: by the engine's account where it has one, else the kernel's."""
+    """Read from the device a decoded token: by the kernel's account of the process. Where that does not move, by the
+    engine's if it reads past the page cache; else None, because what was asked for may have been cached."""
     phase = decode(record)
-    read = phase["bytes_read"] or phase["read_bytes_os"]
-    return read / phase["tokens"] if phase["tokens"] else None
+    if not phase["tokens"]:
+        return None
+    if counts_reads(record):
+        return float(phase["read_bytes_os"] / phase["tokens"])
+    return asked_per_token(record) if past_page_cache(record) else None
+
+
+def asked_per_token(record: Record) -> float | None:
+    """Bytes of slabs the engine asked for a decoded token, cached or not; None where nothing asks (stock)."""
+    phase = decode(record)
+    if not phase["tokens"] or record["asked"] == STOCK:
+        return None
+    return float(phase["bytes_read"] / phase["tokens"])
 
 
 def per_token(name: str) -> Figure:
-    """Seconds of ``stall_s``, ``compute_s`` or ``memory_work_s`` a token; None where the engine saw no route."""
+    """One of decode's sums, such as ``majflt``, a token; None where the record has no such sum."""
 
     def figure(record: Record) -> float | None:
         phase = decode(record)
-        seconds: float = phase[name]
-        return seconds / phase["tokens"] if phase["tokens"] and hit_rate(record) is not None else None
+        value = phase.get(name)
+        return float(value / phase["tokens"]) if phase["tokens"] and value is not None else None
 
     return figure
 
 
+def split_per_token(name: str) -> Figure:
+    """Seconds of ``stall_s``, ``compute_s`` or ``memory_work_s`` a token; None where the engine saw no route."""
+    of = per_token(name)
+    return lambda record: of(record) if hit_rate(record) is not None else None
+
+
 def cpu_per_token(record: Record) -> float | None:
     """CPU seconds of the whole process, all threads, a token of decoding."""
-    tokens = decode(record)["tokens"]
-    return record["document"]["cpu_s"]["decode"] / tokens if tokens else None
+    tokens, seconds = decode(record)["tokens"], (record["document"].get("cpu_s") or {}).get("decode")
+    return float(seconds / tokens) if tokens and seconds is not None else None
 
 
 def memory_work_per_gb(record: Record) -> float | None:
-    """Seconds the engine moved pages, submitted reads and decided, a GB read."""
+    """Seconds the engine moved pages, submitted reads and decided, a GB asked for."""
     phase = decode(record)
     seconds: float = phase["memory_work_s"]
     return seconds / (phase["bytes_read"] / 1e9) if phase["bytes_read"] else None
@@ -92,15 +127,19 @@ def own_bytes(record: Record) -> float | None:
     return float(budget["other_bytes"] + budget["margin_bytes"])
 
 
-def held_bytes(record: Record) -> float:
+def held_bytes(record: Record) -> float | None:
     """Peak memory of the process that the kernel cannot take back: anonymous, and what is locked of a mapped file.
 
     Sampled from the cgroup while it ran; without one, the most it had resident, mapped libraries included."""
     document = record["document"]
-    locked = document["memory"]["locked"] if record["asked"].startswith("mapped") else 0
-    if record["cage_anon_peak_bytes"] is None:
-        return float(document["peak_rss_bytes"])
-    return float(max(record["cage_anon_peak_bytes"], document["memory"]["anon"]) + locked)
+    anon, memory = record["cage_anon_peak_bytes"], document.get("memory") or {}
+    if anon is None:
+        peak = document.get("peak_rss_bytes")
+        return float(peak) if peak is not None else None
+    mapped = str(document["mechanism"]["effective"]).startswith("mapped")
+    # Elsewhere the locked pages are anonymous, and counted already.
+    locked = memory.get("locked", 0) if mapped else 0
+    return float(max(anon, memory.get("anon", 0)) + locked)
 
 
 def median(values: Iterable[float | None]) -> float | None:

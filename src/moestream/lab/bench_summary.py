@@ -109,19 +109,21 @@ def arm_summary(arm: Mapping[str, Any], records: Sequence[Record], ceilings: Cei
         **{f"p{q}_ms": statistics.percentile(steps, q) if steps else None for q in (50, 95, 99)},
         "hit_rate": of(figures.hit_rate),
         "bytes_per_token": {
-            "engine": of(_per_token("bytes_read")),
-            "process": of(_per_token("read_bytes_os")),
+            "read": of(figures.bytes_per_token),
+            "asked": of(figures.asked_per_token),
             "wasted": of(_wasted),
         },
         "device_bytes_run": of(lambda record: _condition(record, "device_read_bytes")),
-        "stall_s": of(figures.per_token("stall_s")),
-        "compute_s": of(figures.per_token("compute_s")),
-        "memory_work_s": of(figures.per_token("memory_work_s")),
-        "majflt": of(_per_token("majflt")),
-        "minflt": of(_per_token("minflt")),
+        "stall_s": of(figures.split_per_token("stall_s")),
+        "compute_s": of(figures.split_per_token("compute_s")),
+        "memory_work_s": of(figures.split_per_token("memory_work_s")),
+        "majflt": of(figures.per_token("majflt")),
+        "minflt": of(figures.per_token("minflt")),
         "cpu_s_per_token": of(figures.cpu_per_token),
         "cpu_s_per_gb": of(cpu_per_gb),
-        "peak_bytes": max((figures.held_bytes(record) for record in records), default=None),
+        "peak_bytes": max(
+            (held for r in records if (held := figures.held_bytes(r)) is not None), default=None
+        ),
         "cage_peak_bytes": max((r["cage_peak_bytes"] for r in records if r["cage_peak_bytes"]), default=None),
         "energy_j_per_token": of(_energy),
         "floor_s": of(floor),
@@ -170,18 +172,6 @@ def _compared(ours: Sequence[Record], theirs: Sequence[Record], noise: float | N
         return None
     ratio: Interval = found.ratio
     return {**asdict(ratio), "verdict": found.verdict.value, "against": theirs[0]["arm"]}
-
-
-def _per_token(name: str) -> figures.Figure:
-    """A count of decoding, a token. The engine's own account is None where there is no engine."""
-
-    def figure(record: Record) -> float | None:
-        phase = figures.decode(record)
-        if not phase["tokens"] or (name == "bytes_read" and record["asked"] == STOCK):
-            return None
-        return float(phase[name]) / float(phase["tokens"])
-
-    return figure
 
 
 def _wasted(record: Record) -> float | None:

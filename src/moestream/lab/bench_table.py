@@ -152,9 +152,9 @@ def _cells(arm: Arm, results: Results) -> list[str]:
         _UNKNOWN if ratio is None else f"{ratio:.2f}",
         of(figures.hit_rate, "{:.0%}"),
         of(figures.bytes_per_token, "{:.0f}", 1e-6),
-        of(figures.per_token("stall_s"), "{:.1f}", 1e3),
-        of(figures.per_token("compute_s"), "{:.1f}", 1e3),
-        of(figures.per_token("memory_work_s"), "{:.1f}", 1e3),
+        of(figures.split_per_token("stall_s"), "{:.1f}", 1e3),
+        of(figures.split_per_token("compute_s"), "{:.1f}", 1e3),
+        of(figures.split_per_token("memory_work_s"), "{:.1f}", 1e3),
         of(figures.cpu_per_token, "{:.3f}"),
         of(figures.memory_work_per_gb, "{:.3f}"),
         of(results.cpu_beyond, "{:.3f}"),
@@ -224,10 +224,11 @@ def _stock(results: Results) -> Verdict:
 def _cap(capped: Sequence[Record]) -> Verdict:
     """Peak memory against the cap, of every capped run of the engine."""
     text = "peak resident memory under the cap, no OOM kill"
-    if not capped:
+    known = [(held, record) for record in capped if (held := figures.held_bytes(record)) is not None]
+    if not known:
         return Verdict(text, _UNKNOWN, None)
-    worst = max(capped, key=lambda record: figures.held_bytes(record) / record["cap_bytes"])
-    peak, kills = figures.held_bytes(worst), sum(record["oom_kills"] or 0 for record in capped)
+    peak, worst = max(known, key=lambda one: one[0] / one[1]["cap_bytes"])
+    kills = sum(record["oom_kills"] or 0 for record in capped)
     smallest = min(record["cap_bytes"] for record in capped)
     measured = (
         f"at most {peak / worst['cap_bytes']:.0%} ({peak / 1e6:.0f} of {worst['cap_bytes'] / 1e6:.0f} MB), "

@@ -18,7 +18,7 @@ _SPEED = (
     "of floor", "n",
 )  # fmt: skip
 _WORK = (
-    "mechanism", "MB/token: engine", "process", "wasted", "stall ms", "compute", "memory", "majflt", "minflt",
+    "mechanism", "MB/token: read", "asked", "wasted", "stall ms", "compute", "memory", "majflt", "minflt",
     "CPU s/token", "CPU s/GB", "peak MB", "J/token",
 )  # fmt: skip
 
@@ -141,7 +141,7 @@ def _work(summary: Mapping[str, Any]) -> list[str]:
         rows.append(
             [
                 f"`{_name(arm)}`",
-                *(_number(read[source], "{:.1f}", 1e-6) for source in ("engine", "process", "wasted")),
+                *(_number(read[source], "{:.1f}", 1e-6) for source in ("read", "asked", "wasted")),
                 *(_number(arm[name], "{:.1f}", 1e3) for name in ("stall_s", "compute_s", "memory_work_s")),
                 _number(arm["majflt"], "{:.1f}"),
                 _number(arm["minflt"], "{:.0f}"),

@@ -1,4 +1,4 @@
-"""Figures of records: plain arithmetic on one record, and what several make together, with an interval.
+"""What several records make together: means with intervals, where their time went. Figures of one are the bench's own.
 
 Times in seconds, sizes in bytes; None where nothing can be said.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moestream.lab import statistics
+from moestream.lab.bench_figures import hit_rate
 from moestream.reports.records import Record
 from moestream.stats import percentile
 
@@ -27,53 +28,12 @@ def rate(record: Record) -> float | None:
 
 
 def saw_routes(record: Record) -> bool:
-    """Whether the engine kept experts itself, and so can tell stalls from computing."""
-    decode = record["document"]["decode"]
-    return bool(decode["hits"] + decode["misses"])
+    """Whether the engine saw which experts were routed, and so can tell stalls from computing."""
+    return hit_rate(record) is not None
 
 
 def _all_in_memory(record: Record) -> bool:
     return str(record["document"]["mechanism"]["effective"]).startswith("resident")
-
-
-def per_token(record: Record, name: str) -> float | None:
-    """One of decode's sums, a token; None where the record has no such sum."""
-    decode = record["document"]["decode"]
-    value = decode.get(name)
-    return float(value / decode["tokens"]) if decode["tokens"] and value is not None else None
-
-
-def read_per_token(record: Record) -> float | None:
-    """Bytes read from the disk a token: by the engine's account where it keeps the experts itself. Where the kernel
-    does, what was asked of it may have been in its cache, and only its own account says what was read."""
-    engine, kernel = per_token(record, "bytes_read"), per_token(record, "read_bytes_os")
-    return engine if saw_routes(record) else kernel or engine
-
-
-def cpu_per_token(record: Record) -> float | None:
-    """CPU seconds of all threads a decoded token."""
-    seconds = (record["document"].get("cpu_s") or {}).get("decode")
-    tokens = record["document"]["decode"]["tokens"]
-    return float(seconds / tokens) if tokens and seconds is not None else None
-
-
-def cpu_per_gb(record: Record) -> float | None:
-    """CPU seconds a GB read, computing included."""
-    cpu, read = cpu_per_token(record), read_per_token(record)
-    return cpu / (read / 1e9) if cpu is not None and read else None
-
-
-def held_bytes(record: Record) -> float | None:
-    """Peak memory that the kernel cannot take back: anonymous, and what is locked of a mapped file; without a cgroup
-    the most that was resident."""
-    document = record["document"]
-    memory = document.get("memory") or {}
-    anon = record["cage_anon_peak_bytes"]
-    if anon is None:
-        peak = document.get("peak_rss_bytes")
-        return float(peak) if peak is not None else None
-    locked = memory.get("locked", 0) if str(document["mechanism"]["effective"]).startswith("mapped") else 0
-    return float(max(anon, memory.get("anon", 0)) + locked)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from moestream.errors import MechanismError
+from moestream.lab import bench_figures
 from moestream.mechanism import Mechanism
 from moestream.reports import figures
 from moestream.reports.canvas import (
@@ -186,7 +187,7 @@ def _edge(totals: Sequence[float]) -> float:
 
 
 def _disk_s(arm: Arm, group: Group) -> float | None:
-    read, rate = arm.of(figures.read_per_token), group.ceilings.disk_bytes_per_s
+    read, rate = arm.of(bench_figures.bytes_per_token), group.ceilings.disk_bytes_per_s
     return read / rate if read and rate else None
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError
 from moestream.lab import statistics
-from moestream.lab.bench_figures import Figure, median
+from moestream.lab.bench_figures import Figure, cpu_per_token, floor_s, median
 from moestream.reports import figures
 from moestream.reports.figures import Estimate, Split, estimate
 from moestream.reports.records import STOCK, BoxName, Record, Results
@@ -55,12 +56,14 @@ class Arm:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What limits this box, and where each figure is from ('' where there is none)."""
+    """What limits this box, and where each figure is from ('' where there is none). ``compute_cpu_s``: CPU seconds of a
+    token with every expert in memory, by the runs."""
 
     disk_bytes_per_s: float | None = None
     disk_source: str = ""
     compute_s: float | None = None
     compute_source: str = ""
+    compute_cpu_s: float | None = None
     demand_bytes: int | None = None
 
     @property
@@ -264,6 +267,7 @@ def _ceilings(
         else "probe"
         if compute_s in compute
         else f"{held[0].label}, everything in memory",
+        compute_cpu_s=median(arm.of(cpu_per_token) for arm in held),
         demand_bytes=model.get("demand_bytes_per_token"),
     )
 
@@ -273,13 +277,16 @@ def _finish(arms: Sequence[Arm], ceilings: Ceilings) -> tuple[Arm, ...]:
     finished = []
     for arm in arms:
         stock = next((other for other in arms if other.is_stock and other.cap_bytes == arm.cap_bytes), None)
-        read = arm.of(figures.read_per_token)
-        floor = None
-        if read is not None and ceilings.compute_s is not None and ceilings.disk_bytes_per_s:
-            floor = max(ceilings.compute_s, read / ceilings.disk_bytes_per_s)
+        floor = arm.of(partial(_floor_s, ceilings=ceilings))
         ratio = estimate(paired(arm.runs, stock.runs)) if stock is not None and not arm.is_stock else None
         finished.append(replace(arm, floor_s=floor, ratio=ratio))
     return tuple(finished)
+
+
+def _floor_s(record: Record, ceilings: Ceilings) -> float | None:
+    if ceilings.compute_s is None or not ceilings.disk_bytes_per_s:
+        return None
+    return floor_s(record, ceilings.compute_s, ceilings.disk_bytes_per_s)
 
 
 def paired(runs: Sequence[Record], others: Sequence[Record]) -> list[float]:

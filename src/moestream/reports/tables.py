@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moestream.lab import statistics
-from moestream.lab.bench_figures import hit_rate
+from moestream.lab import bench_figures, statistics
 from moestream.reports import figures
 from moestream.reports.figures import Estimate
 from moestream.reports.records import Record
-from moestream.reports.summary import Arm, Group, paired
+from moestream.reports.summary import Arm, Ceilings, Group, paired
 from moestream.units import format_bytes
 
 UNKNOWN = "-"
@@ -110,28 +109,36 @@ def work_table(group: Group) -> Table:
             (
                 cap_text(arm.cap_bytes),
                 name_of(arm),
-                share(arm.of(hit_rate)),
-                number(arm.of(lambda record: figures.per_token(record, "bytes_read")), 0, 1e-6),
-                number(arm.of(lambda record: figures.per_token(record, "read_bytes_os")), 0, 1e-6),
+                share(arm.of(bench_figures.hit_rate)),
+                number(arm.of(bench_figures.bytes_per_token), 0, 1e-6),
+                number(arm.of(bench_figures.asked_per_token), 0, 1e-6),
                 number(split.stall_s if split else None, 1, 1e3),
                 number(split.compute_s if split else None, 1, 1e3),
                 number(split.memory_work_s if split else None, 1, 1e3),
-                number(arm.of(lambda record: figures.per_token(record, "majflt")), 0),
-                number(arm.of(figures.cpu_per_token), 0, 1e3),
-                number(arm.of(figures.cpu_per_gb), 2),
-                number(arm.of(figures.held_bytes), 0, 1e-6),
+                number(arm.of(bench_figures.per_token("majflt")), 0),
+                number(arm.of(bench_figures.cpu_per_token), 0, 1e3),
+                number(_cpu_per_gb(arm, group.ceilings), 2),
+                number(arm.of(bench_figures.held_bytes), 0, 1e-6),
             )
         )
     columns = (
-        "cap", "mechanism", "hits", "MB by engine", "MB by kernel", "stall ms", "compute ms", "memory work ms",
+        "cap", "mechanism", "hits", "MB read", "MB asked", "stall ms", "compute ms", "memory work ms",
         "major faults", "CPU ms", "CPU s/GB", "peak MB",
     )  # fmt: skip
     notes = (
-        "A decoded token's share of each. hits: routed experts that were in memory. MB: read, by the engine's account "
-        "(asked for, where the kernel is asked) and by the kernel's. Where no route is seen, waiting for page faults "
-        "is in compute. peak: memory the kernel could not take back.",
+        "A decoded token's share of each. hits: routed experts that were in memory. read: from the device, by the "
+        "kernel's account where that moves. asked: by the engine, whether cached or not. Where no route is seen, "
+        "waiting for page faults is in compute. CPU s/GB: beyond a token's with everything in memory, a GB read. "
+        "peak: memory the kernel could not take back.",
     )
     return Table("What a token costs", columns, tuple(rows), notes=notes)
+
+
+def _cpu_per_gb(arm: Arm, ceilings: Ceilings) -> float | None:
+    compute = ceilings.compute_cpu_s
+    if compute is None or arm.cap_bytes is None:
+        return None
+    return arm.of(lambda record: bench_figures.cpu_beyond_compute_per_gb(record, compute))
 
 
 def excluded_table(group: Group) -> Table | None:

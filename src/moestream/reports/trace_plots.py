@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from moestream.lab import bench_figures
 from moestream.replay import BELADY
 from moestream.reports import figures
 from moestream.reports.canvas import COLOUR, DASHES, SERIES, Picture, ceiling, legend_below, picture
@@ -70,7 +71,7 @@ def _measured(axes: Any, group: Group) -> None:
     for arm in group.arms:
         budgets = [(record["document"].get("budget") or {}).get("expert_bytes") for record in arm.runs]
         known = [budget for budget in budgets if budget]
-        read = arm.of(figures.read_per_token)
+        read = arm.of(bench_figures.bytes_per_token)
         if not known or read is None or not any(figures.saw_routes(record) for record in arm.runs):
             continue
         x, y = float(np.median(known)) / 1e9, read / 1e6
