@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @dataclass
 class Generated:
     """What a run generated. ``tokens``: ids without the prompt's; ``ended``: why it ended (``tokens``, ``end
-    of text``, ``context full``, ``stopped``); ``cpu_s``: CPU seconds of the whole process in load, prefill
-    and decode."""
+    of text``, ``context full``, ``stopped``, in the lab ``time``); ``cpu_s``: CPU seconds of the whole process in
+    load, prefill and decode."""
 
     prompt_tokens: int = 0
     tokens: list[int] = field(default_factory=list)

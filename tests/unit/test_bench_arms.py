@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 
 from bench_records import CAP, DEFAULT, SLOW, Mock, setup
 from moestream.errors import MechanismError, RefusedError, UsageError
-from moestream.lab.bench_arms import Arm, read_prompts
+from moestream.lab.bench_arms import FEWEST_TOKENS, Arm, read_prompts
 from moestream.lab.bench_ask import able_arms
 from moestream.lab.bench_ladder import RUNGS, bench_arms, everything, sentinel_of
 from moestream.lab.bench_progress import Lines, Live, display, duration
 from moestream.lab.bench_watch import Snapshot, between, snapshot
-from moestream.lab.runs import run_arm
+from moestream.lab.runs import command, run_arm
 from moestream.lab.schedule import Slot
+from moestream.lab.statistics import warm_up
 from moestream.mechanism import DEFAULT as CHOSEN
 from moestream.mechanism import Mechanism
 from moestream.members import POLICIES, PREDICTORS, QUEUE, WARMERS
@@ -28,7 +30,7 @@ def keys(which: str, **changes: Any) -> list[str]:
 
 
 def made(which: str, **changes: Any) -> list[Arm]:
-    settings = {"tokens": 96, "slow_tokens": 24, "chosen": CHOSEN, "fits": True, **changes}
+    settings = {"chosen": CHOSEN, "fits": True, **changes}
     return bench_arms(which, CAP, **settings)
 
 
@@ -50,16 +52,41 @@ def test_what_the_engine_takes_by_itself_is_not_told_a_mechanism() -> None:
     assert [arm.mechanism for arm in fitting] == ["stock", INERT, str(CHOSEN), None, str(resident)]
 
 
-def test_arms_that_fault_make_few_tokens() -> None:
-    few = {arm.key: arm.tokens for arm in made("mapped+fault+mlock,arena")}
-    assert few == {
-        "stock": 24,
-        INERT: 24,
-        "mapped+fault+none+none+mlock": 24,
-        "default": None,
-        "resident": None,
+def test_arms_whose_experts_come_by_page_faults_are_known() -> None:
+    faults = {
+        arm.key for arm in made("mapped+fault+mlock,mapped/random+fault,mapped+willneed,arena") if arm.faults
     }
-    assert made("arena", tokens=8)[0].tokens == 8
+    assert faults == {"stock", INERT, "mapped+fault+none+none+mlock", "mapped/random+fault+none+none+mapped"}
+
+
+def test_the_fewest_tokens_leave_eight_steps_without_the_warm_up() -> None:
+    steps = FEWEST_TOKENS - 1
+    assert steps - warm_up(steps) == 8
+    assert steps - 1 - warm_up(steps - 1) < 8
+
+
+@pytest.mark.parametrize(
+    ("limit", "own", "fewest", "words"),
+    [
+        (None, None, 17, []),
+        (None, 5, 5, []),
+        (30.0, None, FEWEST_TOKENS, ["--seconds", "30.0", "--fewest", "11"]),
+        (30.0, 5, 5, ["--seconds", "30.0", "--fewest", "5"]),
+    ],
+)
+def test_a_time_limit_leaves_the_fewest_tokens(
+    tmp_path: Path, limit: float | None, own: int | None, fewest: int, words: list[str]
+) -> None:
+    asked, arm = replace(setup(tmp_path), limit_s=limit), replace(DEFAULT, tokens=own)
+    assert asked.tokens_of(arm) == (fewest, own or 17)
+    typed = command(asked, arm, "text", tmp_path / "document.json")
+    assert ("--seconds" in typed) == bool(words)
+    if words:
+        at = typed.index("--seconds")
+        assert typed[at : at + 4] == words
+    record = run_arm(asked, arm, "one", executor=Mock())
+    assert (record["tokens"], record["most_tokens"], record["limit_s"]) == (fewest, own or 17, limit)
+    assert record["valid"]
 
 
 def test_the_ladder_pulls_one_lever_at_a_time_from_stock_to_the_default() -> None:

@@ -22,10 +22,13 @@ from moestream.units import parse_size
 
 if TYPE_CHECKING:
     from moestream.lab.bench_ask import Request
+    from moestream.lab.bench_session import Asked
+    from moestream.lab.schedule import Slot
 
 _CTX = 1024
-#: Arms whose bytes come by page faults take seconds a token: they make fewer tokens unless told otherwise.
-_TOKENS, _SLOW_TOKENS, _REPEATS = 96, 24, 4
+_TOKENS, _REPEATS = 96, 4
+#: Arms whose bytes come by page faults take seconds a token: so long they may decode.
+_SECONDS = 30.0
 _MECHANISMS = "mapped+willneed+mlock,default"
 
 
@@ -43,9 +46,12 @@ def bench(
         typer.Option(help="Three or more: JSON of names and texts, or texts with a line of --- between."),
     ] = None,
     tokens: Annotated[int, typer.Option("-n", "--tokens", min=4, help="Tokens a run generates.")] = _TOKENS,
-    slow_tokens: Annotated[
-        int, typer.Option(min=4, help="Tokens of arms whose experts come by page faults, stock's among them.")
-    ] = _SLOW_TOKENS,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=1, max=3000, help="A run that decodes for longer ends there, after 11 tokens or more."
+        ),
+    ] = _SECONDS,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of all arms.")] = _REPEATS,
     out: Annotated[
         Path | None, typer.Option(help="Directory of the records. Left out: a new one, named by the date.")
@@ -55,6 +61,9 @@ def bench(
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Begin anew in --out; its records are removed.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only tell the arms and how long they will take.")
     ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="A trace of each run beside its record.")] = False,
     share: Annotated[
@@ -96,7 +105,7 @@ def bench(
     words += ["--mechanisms", mechanisms, "-n", str(tokens), "--repeats", str(repeats)]
     for option, value, usual in (
         ("--prompts", prompts.name if prompts is not None else None, None),
-        ("--slow-tokens", slow_tokens, _SLOW_TOKENS),
+        ("--seconds", f"{seconds:g}", f"{_SECONDS:g}"),
         ("--ctx", ctx, _CTX),
         ("--threads", threads, None),
     ):
@@ -109,13 +118,16 @@ def bench(
         mechanisms=mechanisms,
         prompts=texts,
         tokens=tokens,
-        slow_tokens=slow_tokens,
+        limit_s=seconds,
         repeats=repeats,
         threads=threads or Box().cpus(),
         ctx=ctx,
         trace=trace,
         command=without_paths(shlex.join(words)),
     )
+    if dry_run:
+        _tell(request)
+        return
     summary = _measure(request, resume=resume, force=force)
     if target is not None:
         write_json(target, summary)
@@ -146,10 +158,8 @@ def _measure(request: Request, *, resume: bool, force: bool) -> dict[str, Any]:
             with display(errors) as show:
                 for text in asked.left_out:
                     show.note(f"left out: {text}")
-                show.note(
-                    f"{len(slots)} runs of {len(asked.arms)} arms, {len(records)} made already, in {request.out}"
-                )
-                records = make_runs(asked.setup, slots, records, show)
+                show.note(_ahead(asked, slots, records) + f", in {request.out}")
+                records = make_runs(asked.setup, slots, records, show, expected=asked.expected_s)
         except KeyboardInterrupt:
             conclude(request.out, read_runs(request.out / RUNS), _probed(request))
             print(f"stopped; go on with: {request.command} --out {request.out} --resume", file=errors)
@@ -157,6 +167,35 @@ def _measure(request: Request, *, resume: bool, force: bool) -> dict[str, Any]:
         finally:
             signal.signal(signal.SIGTERM, before)
     return conclude(request.out, records, _probed(request))
+
+
+def _ahead(asked: Asked, slots: list[Slot], records: list[dict[str, Any]]) -> str:
+    """How much there is to do, before it is begun."""
+    from moestream.lab.bench_progress import duration
+    from moestream.lab.bench_session import not_made
+    from moestream.lab.bench_time import left_s, seconds_by_arm
+
+    todo = not_made(slots, records)
+    text = f"{len(slots)} runs of {len(asked.arms)} arms"
+    text += f", {len(records)} made already" if records else ""
+    left = left_s(asked.expected_s, seconds_by_arm(records), todo)
+    return text + (f": about {duration(left)}" if left is not None else "")
+
+
+def _tell(request: Request) -> None:
+    """What would be run, and for how long; nothing is made."""
+    from moestream.lab.bench_ask import ask
+    from moestream.lab.bench_progress import duration
+    from moestream.lab.schedule import schedule
+
+    asked = ask(request, resume=False)
+    slots = schedule(asked.arms, list(asked.setup.prompts), asked.repeats, asked.sentinel)
+    runs = [slot.arm.key for slot in slots]
+    for arm in asked.arms:
+        print(f"{runs.count(arm.key):4} x {duration(asked.expected_s[arm.key]):>9}  {arm.key}")
+    for text in asked.left_out:
+        print(f"left out: {text}")
+    print(_ahead(asked, slots, []))
 
 
 def _probed(request: Request) -> float | None:

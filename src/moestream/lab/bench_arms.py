@@ -37,6 +37,8 @@ PROMPTS = {
 
 #: One prompt says what is special about its text.
 FEWEST_PROMPTS = 3
+#: So many tokens are made however slow an arm is: their steps without the warm-up are 8 (``statistics.warm_up``).
+FEWEST_TOKENS = 11
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _BETWEEN = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
@@ -98,6 +100,12 @@ class Arm:
     @property
     def is_stock(self) -> bool:
         return self.mechanism == STOCK
+
+    @property
+    def faults(self) -> bool:
+        """Its experts come by page faults: under a cap, seconds a token."""
+        mechanism = self.mechanism or ""
+        return self.is_stock or (mechanism.startswith("mapped") and "+fault+" in mechanism)
 
     @property
     def needs_cage(self) -> bool:

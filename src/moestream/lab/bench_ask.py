@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moestream.box import Box, Cage
+from moestream.box import Box, Cage, disk_rate
 from moestream.errors import BudgetError, RefusedError
 from moestream.lab.bench_arms import Arm
 from moestream.lab.bench_journal import SETUP
 from moestream.lab.bench_ladder import bench_arms, sentinel_of
 from moestream.lab.bench_session import Asked
+from moestream.lab.bench_time import DISK_BYTES_PER_S, WEIGHTS_BYTES_PER_S, Pace, expected_s
 from moestream.lab.runs import Setup
 from moestream.model import Model
 from moestream.plan import Plan
+from moestream.probe import saved_probe
 from moestream.units import format_bytes
 
 #: What has to be free for the arm that holds everything: the model, and llama.cpp and Python beside it.
@@ -35,7 +37,7 @@ class Request:
     mechanisms: str
     prompts: Mapping[str, str]
     tokens: int
-    slow_tokens: int
+    limit_s: float
     repeats: int
     threads: int
     ctx: int
@@ -99,8 +101,6 @@ def ask(request: Request, *, resume: bool) -> Asked:
     arms = bench_arms(
         request.mechanisms,
         request.cap_bytes,
-        tokens=request.tokens,
-        slow_tokens=request.slow_tokens,
         chosen=plan.mechanism,
         fits=fits,
     )
@@ -121,6 +121,7 @@ def ask(request: Request, *, resume: bool) -> Asked:
         out=request.out,
         trace=request.trace,
         prompts=dict(request.prompts),
+        limit_s=request.limit_s,
     )
     return Asked(
         setup=setup,
@@ -132,7 +133,20 @@ def ask(request: Request, *, resume: bool) -> Asked:
         command=request.command,
         left_out=tuple(left_out),
         ladder=request.mechanisms == "ladder",
+        expected_s=expected_s(setup, able, pace_of(model, plan)),
     )
+
+
+def pace_of(model: Model, plan: Plan) -> Pace:
+    """What this box is expected to give: as a probe measured it, or lacking that the disk's rate of now and a guess."""
+    probe = saved_probe(model) or {}
+    compute = probe.get("compute_s_per_token")
+    disk = probe.get("disk_bytes_per_s")
+    if not disk:
+        rate = disk_rate(model.paths[0])
+        disk = rate.bytes_per_s if rate is not None else DISK_BYTES_PER_S
+    weights = model.dense_bytes + model.demand_bytes_per_token
+    return Pace(disk, compute or weights / WEIGHTS_BYTES_PER_S, plan.expert_bytes)
 
 
 def able_arms(arms: list[Arm], caged: bool, reason: str) -> tuple[list[Arm], list[str]]:

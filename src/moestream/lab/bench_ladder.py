@@ -27,16 +27,13 @@ CEILING = "resident"
 DEFAULT_KEY = "default"
 
 
-def bench_arms(
-    which: str, cap: int, *, tokens: int, slow_tokens: int, chosen: Mechanism, fits: bool
-) -> list[Arm]:
+def bench_arms(which: str, cap: int, *, chosen: Mechanism, fits: bool) -> list[Arm]:
     """The arms of ``--mechanisms``: ``ladder``, ``all``, or texts with commas between.
 
     Stock comes first, then the inert hook, then what was asked for, last the ceiling: everything in memory without a
     cap, where ``fits`` says that it can be. ``chosen``: what the engine takes by itself under this cap; that arm is
     not told a mechanism, so that it runs as a user's does, fallbacks included. Raises UsageError for an empty list
     and MechanismError for words it does not know."""
-    few = min(tokens, slow_tokens)
     if which == "ladder":
         asked = [(lever, Mechanism.parse(text)) for lever, text in RUNGS]
         asked.append(("the default", chosen))
@@ -49,13 +46,12 @@ def bench_arms(
         asked = [
             ("", chosen if text == DEFAULT_KEY else Mechanism.parse(text)) for text in texts if text != STOCK
         ]
-    arms = [Arm(STOCK, cap, STOCK, tokens=few)]
+    arms = [Arm(STOCK, cap, STOCK)]
     for lever, mechanism in _unique([("the hook, which asks for nothing", Mechanism.parse(INERT)), *asked]):
-        slow = mechanism.store == "mapped" and mechanism.reader == "fault"
         if mechanism == chosen:
             arms.append(Arm(DEFAULT_KEY, cap, None, lever=lever))
         else:
-            arms.append(Arm(str(mechanism), cap, str(mechanism), tokens=few if slow else None, lever=lever))
+            arms.append(Arm(str(mechanism), cap, str(mechanism), lever=lever))
     if fits:
         arms.append(Arm(CEILING, None, str(Mechanism.parse("resident"))))
     return arms
@@ -63,9 +59,9 @@ def bench_arms(
 
 def sentinel_of(arms: Sequence[Arm]) -> str:
     """The key of the arm that runs twice a block: the default where it is one of them, else the last that is under the
-    cap and not slow."""
+    cap and does not fault."""
     capped = [arm for arm in arms if arm.cap_bytes is not None]
-    quick = [arm for arm in capped if arm.tokens is None]
+    quick = [arm for arm in capped if not arm.faults]
     return next((arm.key for arm in arms if arm.key == DEFAULT_KEY), (quick or capped or list(arms))[-1].key)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from moestream.lab.bench_journal import REPORT, SETUP, SUMMARY
 from moestream.lab.bench_progress import Display
 from moestream.lab.bench_summary import summarise
 from moestream.lab.bench_text import report
+from moestream.lab.bench_time import left_s, seconds_by_arm
 from moestream.lab.runs import Executor, Processes, Setup, provenance, run_arm
-from moestream.lab.schedule import Slot, time_left
+from moestream.lab.schedule import Slot
 from moestream.lab.validity import Reason, Record
 from moestream.report import write_json
 
@@ -25,7 +26,8 @@ GIVE_UP_AFTER = 3
 @dataclass(frozen=True)
 class Asked:
     """What a benchmark is asked to do. ``ram``: the cap as it was typed; ``command``: how to repeat it; ``left_out``:
-    arms that cannot run here, and why; ``ladder``: each arm is held against the one before it."""
+    arms that cannot run here, and why; ``ladder``: each arm is held against the one before it; ``expected_s``: about
+    how long a run of each arm takes, by its key."""
 
     setup: Setup
     arms: tuple[Arm, ...]
@@ -36,6 +38,7 @@ class Asked:
     command: str
     left_out: tuple[str, ...] = ()
     ladder: bool = False
+    expected_s: Mapping[str, float] = field(default_factory=dict)
 
     def document(self, box: dict[str, Any]) -> dict[str, Any]:
         """``setup.json``: everything that decides what is measured (docs/formats/runs.md)."""
@@ -53,6 +56,7 @@ class Asked:
             "ctx": setup.ctx,
             "batch": setup.batch,
             "tokens": setup.tokens,
+            "limit_s": setup.limit_s,
             "trace": setup.trace,
             "repeats": self.repeats,
             "sentinel": self.sentinel,
@@ -87,17 +91,16 @@ def make_runs(
     show: Display,
     executor: Executor | None = None,
     run: Callable[..., Record] = run_arm,
+    expected: Mapping[str, float] | None = None,
 ) -> list[Record]:
     """Make every run of ``slots`` that ``records`` does not hold, in their order; all records there are then.
 
-    Each is on the disk before the next begins. An arm whose first three runs all failed is given up, which is said."""
+    Each is on the disk before the next begins. An arm whose first three runs all failed is given up, which is said.
+    ``expected``: seconds of a run by arm, until one of it has ended."""
     executor = executor or Processes()
     done = list(records)
-    made = {(record["round"], record["position"]) for record in done}
-    todo = [slot for slot in slots if slot.name not in made]
-    took: dict[str, list[float]] = {}
-    for record in done:
-        took.setdefault(record["arm"], []).append(record["seconds"])
+    todo = not_made(slots, done)
+    took = seconds_by_arm(done)
     given_up: set[str] = set()
     for number, slot in enumerate(todo):
         if _hopeless(slot.arm.key, done):
@@ -106,7 +109,7 @@ def make_runs(
                 given_up.add(slot.arm.key)
             continue
         left = [later for later in todo[number:] if not _hopeless(later.arm.key, done)]
-        show.begin(slot, len(slots) - len(todo) + number + 1, len(slots), time_left(took, left))
+        show.begin(slot, len(slots) - len(todo) + number + 1, len(slots), left_s(expected or {}, took, left))
         begun = executor.clock()
         record = run(
             setup,
@@ -122,6 +125,12 @@ def make_runs(
         done.append(record)
         show.end(slot, record)
     return done
+
+
+def not_made(slots: Sequence[Slot], records: Sequence[Record]) -> list[Slot]:
+    """The runs that no record is of, in their order."""
+    made = {(record["round"], record["position"]) for record in records}
+    return [slot for slot in slots if slot.name not in made]
 
 
 def _hopeless(key: str, records: Sequence[Record]) -> bool:

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from moestream.box import Box, Cage, disk_rate
 from moestream.box.page_cache import cached_bytes, drop, fill
-from moestream.lab.bench_arms import PROMPTS, Arm
+from moestream.lab.bench_arms import FEWEST_TOKENS, PROMPTS, Arm
 from moestream.lab.bench_watch import between, snapshot
 from moestream.lab.validity import judge_all
 from moestream.model import Model
@@ -45,7 +45,8 @@ _SAMPLE_S = 0.1
 class Setup:
     """What all runs of one benchmark share. ``batch``: most tokens of a prompt in one step, for every arm.
     ``trace``: each run of the engine leaves a trace beside its record. ``prompts``: texts by name. ``timeout_s``: a run
-    that takes longer is stuck, and ended."""
+    that takes longer is stuck, and ended. ``limit_s``: a run that has made ``FEWEST_TOKENS`` ends after so long a decoding,
+    its tokens all made or not."""
 
     model: Model
     threads: int
@@ -57,6 +58,12 @@ class Setup:
     trace: bool = False
     prompts: Mapping[str, str] = field(default_factory=lambda: PROMPTS)
     timeout_s: float = TIMEOUT_S
+    limit_s: float | None = None
+
+    def tokens_of(self, arm: Arm) -> tuple[int, int]:
+        """How many tokens a run must make, and how many at most."""
+        most = arm.tokens or self.tokens
+        return (most if self.limit_s is None else min(most, FEWEST_TOKENS)), most
 
 
 class Executor(Protocol):
@@ -108,6 +115,7 @@ def run_arm(
 
     ``earlier``: the benchmark's records so far, which this one's tokens are compared with."""
     executor = executor or Processes()
+    fewest, most = setup.tokens_of(arm)
     record = {
         "schema": SCHEMA,
         **provenance(setup),
@@ -125,7 +133,9 @@ def run_arm(
         "threads": setup.threads,
         "ctx": setup.ctx,
         "batch": setup.batch,
-        "tokens": arm.tokens or setup.tokens,
+        "tokens": fewest,
+        "most_tokens": most,
+        "limit_s": setup.limit_s,
         **executor.prepare(setup, arm),
     }
     started = executor.clock()
@@ -173,7 +183,10 @@ def command(setup: Setup, arm: Arm, text: str, result: Path) -> list[str]:
     """The process of one run."""
     module = "stock" if arm.is_stock else "worker"
     words = [sys.executable, "-m", f"moestream.lab.{module}", str(setup.model.paths[0]), "-p", text]
-    words += ["-n", str(arm.tokens or setup.tokens), "--threads", str(setup.threads), "--ctx", str(setup.ctx)]
+    fewest, most = setup.tokens_of(arm)
+    words += ["-n", str(most), "--threads", str(setup.threads), "--ctx", str(setup.ctx)]
+    if setup.limit_s is not None:
+        words += ["--seconds", str(setup.limit_s), "--fewest", str(fewest)]
     words += ["--batch", str(setup.batch), "--json", str(result)]
     if not arm.is_stock:
         # A cgroup's limit is whole pages: a cap that is not would be above it.

@@ -66,6 +66,7 @@ def document(
         "memory": {"anon": memory.anon_bytes, "locked": memory.locked_bytes},
         "n_batch": options.batch,
         "prompt_tokens": generated.prompt_tokens,
+        "ended": generated.ended,
         "tokens": generated.tokens,
         "text": generated.text.decode("utf-8", "replace"),
     }
@@ -84,7 +85,7 @@ def main() -> int:
     }
     cpu = time.process_time() - cpu
     recorder = record_steps(llama)
-    generated = generate(llama, options.prompt, options.tokens)
+    generated = generate(llama, options)
     generated.cpu_s["load"] = cpu
     write_json(options.json, document(options, generated, recorder, load_stats))
     llama.close()

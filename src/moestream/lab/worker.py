@@ -36,7 +36,7 @@ def measure(options: Any) -> dict[str, Any]:
         n_threads_batch=options.threads,
     ) as llama:
         load_read, load_cpu = process_io().get("read_bytes", 0) - read, time.process_time() - begun
-        generated = generate(llama, options.prompt, options.tokens)
+        generated = generate(llama, options)
         generated.cpu_s["load"] = load_cpu
         document = run_document(llama, generated, options.mechanism, cap)
         document["load"]["read_bytes_os"] = load_read
