@@ -45,8 +45,8 @@ _SAMPLE_S = 0.1
 class Setup:
     """What all runs of one benchmark share. ``batch``: most tokens of a prompt in one step, for every arm.
     ``trace``: each run of the engine leaves a trace beside its record. ``prompts``: texts by name. ``timeout_s``: a run
-    that takes longer is stuck, and ended. ``limit_s``: a run that has made ``FEWEST_TOKENS`` ends after so long a decoding,
-    its tokens all made or not."""
+    that takes longer is stuck, and ended. ``limit_s``: a run that has made ``FEWEST_TOKENS`` ends after so
+    long a decoding, its tokens all made or not."""
 
     model: Model
     threads: int
