@@ -21,7 +21,7 @@ from conftest import load, same_answer
 from moestream.errors import RefusedError, UsageError
 from moestream.stats import Step
 from moestream.trace import TraceBuilder
-from moestream.trace.read import partial_of, read_trace
+from moestream.trace.read import read_trace
 from moestream.trace.write import FLUSH_STEPS, TraceWriter, recover
 from trace_steps import names_in, same, silent
 
@@ -105,6 +105,25 @@ def test_a_killed_run_loses_at_most_its_last_batch(tiny, tmp_path: Path) -> None
     same(found, read_trace(path, silent))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_run_that_is_ended_while_it_loads_leaves_nothing(number: int, tiny, tmp_path: Path) -> None:
+    script = (
+        "import os, sys, threading, moestream\n"
+        "def end(done, total):\n"
+        "    os.kill(os.getpid(), int(sys.argv[3]))\n"
+        "    threading.Event().wait()\n"
+        "def work():\n"
+        "    moestream.Llama(sys.argv[1], mechanism='arena+lru', trace=sys.argv[2], n_ctx=512, on_progress=end)\n"
+        "thread = threading.Thread(target=work, daemon=True)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+    )
+    words = [sys.executable, "-c", script, str(tiny("olmoe")), str(tmp_path / "t.parquet"), str(int(number))]
+    done = subprocess.run(words, capture_output=True, timeout=60)
+    assert done.returncode == -number
+    assert names_in(tmp_path) == []
+
+
 def test_a_model_that_does_not_load_leaves_nothing(tiny, tmp_path: Path) -> None:
     with pytest.raises(moestream.errors.BudgetError):
         moestream.Llama(tiny("olmoe"), ram=1, trace=tmp_path / "t.parquet")
@@ -117,12 +136,13 @@ def test_a_model_that_does_not_load_leaves_nothing(tiny, tmp_path: Path) -> None
     assert names_in(tmp_path) == ["model.parquet"]
 
 
-def test_a_disk_that_fills_up_ends_the_run_with_one_line(tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [1000, 12_000])  # not even the schema fits; nor the first batch
+def test_a_disk_that_fills_up_ends_the_run_with_one_line(room: int, tiny, tmp_path: Path) -> None:
     script = (
         "import resource, sys\n"
         "from moestream.cli.main import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))\n"
-        "main(sys.argv[1:])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)\n"
+        "main(sys.argv[2:])\n"
     )
     path = tmp_path / "t.parquet"
     words = [
@@ -137,12 +157,11 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_line(tiny, tmp_path: Path) -
         "--trace",
         str(path),
     ]
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True)
+    done = subprocess.run([sys.executable, "-c", script, str(room), *words], capture_output=True)
     assert done.returncode == RefusedError.exit_code
     last = done.stderr.decode().splitlines()[-1]
     assert last.startswith(f"moestream: the disk filled up while writing {path}: free some space")
-    assert names_in(tmp_path) == ["t.parquet.partial"]
-    assert partial_of(path).stat().st_size <= 12000
+    assert names_in(tmp_path) == []
 
 
 def test_run_writes_what_trace_shows(tiny, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_memory_is_bounded_and_what_is_lost_too(tmp_path: Path) -> None:
         writer.step(number, "decode", a_step(number), events([(0, [[1, 0]], [])], number))
         assert len(writer._recorded) < FLUSH_STEPS
     assert pool.bytes_allocated() - before < 1 << 20
-    wide = events([(0, [[1, 0]] * FLUSH_ROWS, [])], 0)
+    wide = events([(0, [[1, 0]] * FLUSH_ROWS, [])], 10 * FLUSH_STEPS)
     writer.step(10 * FLUSH_STEPS, "prefill", a_step(0), wide)
     assert not writer._recorded
     writer.close()
@@ -187,6 +187,19 @@ def test_a_partial_file_may_end_anywhere(tmp_path: Path, left: float) -> None:
     assert recover(partial_of(path)) == len(steps)
 
 
+def test_a_crash_before_the_first_batch_leaves_a_file_that_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    cut_short(path, FLUSH_STEPS - 1)
+    said: list[str] = []
+    found = read_trace(path, said.append)
+    assert len(said) == 1 and "cut short: it holds no steps" in said[0]
+    assert len(found.steps["step"]) == len(found.routes) == len(found.slabs) == 0
+    assert found.meta["model"] == META["model"]
+    assert recover(path) == 0
+    assert names_in(tmp_path) == ["t.parquet"]
+    assert len(read_trace(path, silent).steps["step"]) == 0
+
+
 def test_a_crash_before_the_first_batch_is_in_nobodys_way(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     cut_short(path, 1)
@@ -216,6 +229,33 @@ def test_two_runs_do_not_share_a_file(tmp_path: Path) -> None:
             with pytest.raises(UsageError, match="another run"):
                 start(tmp_path / "t.parquet")
     assert len(read_trace(tmp_path / "t.parquet", silent).steps["step"]) == FLUSH_STEPS
+
+
+def test_there_is_no_file_until_the_run_begins(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    writer = TraceWriter(path)
+    assert names_in(tmp_path) == []
+    writer.begin(META)
+    assert names_in(tmp_path) == ["t.parquet.partial"]
+    with pytest.raises(UsageError, match="another run"):
+        TraceWriter(path)
+    writer.discard()
+    # Nor does one stay that an older version left.
+    partial_of(path).touch()
+    TraceWriter(path)
+    assert names_in(tmp_path) == []
+
+
+def test_a_partial_file_on_a_full_disk_does_not_stay_without_steps(tmp_path: Path) -> None:
+    with files_end_at(100), pytest.raises(RefusedError, match=r"free some space$"):
+        TraceWriter(tmp_path / "t.parquet", meta=META)
+    assert names_in(tmp_path) == []
+    writer = TraceWriter(tmp_path / "t.parquet", meta=META)
+    size = partial_of(writer.path).stat().st_size
+    with files_end_at(size + 100), pytest.raises(RefusedError, match=r"free some space$"):
+        for number in range(FLUSH_STEPS):
+            writer.step(number, "decode", a_step(number), events([], number))
+    assert names_in(tmp_path) == []
 
 
 def test_nothing_came_of_it(tmp_path: Path) -> None:
@@ -342,19 +382,32 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     )
     path.write_bytes(whole)
     change_meta(path, lambda found: found.pop("model"))
-    refused("names no model")
+    refused("in its metadata model is missing")
     pandas.DataFrame({"a": [1]}).to_parquet(path)
     refused("is not a trace")
     for content, why in (
         (b"GGUF" + bytes(64), "is not a trace"),
-        (b"", "is empty"),
+        (b"", "is empty: nothing was recorded in it"),
         (b"\xff" * 64, "damaged"),
     ):
         path.write_bytes(content)
         refused(why)
     path.unlink()
     path.mkdir()
-    refused("is not a file")
+    refused("is not a regular file")
+    path.rmdir()
+    os.mkfifo(path)
+    refused("is not a regular file")
+    path.unlink()
+    partial_of(path).touch()
+    with pytest.raises(RefusedError, match=r"t\.parquet\.partial is empty"):
+        read_trace(path, silent)
+    with pytest.raises(RefusedError, match=r"t\.parquet\.partial is empty"):
+        recover(path)
+    for name in ("/", ".", "x" * 300, "/dev/null", "t.parquet.partial/below"):
+        with pytest.raises((UsageError, RefusedError)) as error:
+            read_trace(Path(name) if name.startswith("/") else tmp_path / name, silent)
+        assert "\n" not in str(error.value)
 
 
 def test_rows_that_make_no_trace_are_named(tmp_path: Path) -> None:

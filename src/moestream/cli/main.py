@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -136,6 +137,9 @@ def _open_standard_streams() -> None:
                 os.close(nowhere)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+    # A file's name or a text that this terminal cannot show is escaped, as stderr does anyway.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:

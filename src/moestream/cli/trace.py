@@ -124,7 +124,7 @@ def _print(description: dict[str, Any]) -> None:
 
     console = print_facts(_facts(description))
     if not description["steps"]:
-        console.print("no steps were recorded")
+        console.print("it holds no steps")
         return
     console.print(_phases(description, Table))
     console.print(_step_table(description, Table))

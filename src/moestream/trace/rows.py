@@ -1,25 +1,23 @@
-"""Between a step's flat arrays and rows of the table, both ways. Nothing here touches a file.
+"""From a step's flat arrays to rows of the table. Nothing here touches a file.
 
-What writes makes Arrow arrays from buffers: ``pyarrow.array`` would import pandas where there is one, and with it 35 MB
+This makes Arrow arrays from buffers: ``pyarrow.array`` would import pandas where there is one, and with it 35 MB
 that a cap does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moestream.stats import Step
-from moestream.trace.schema import COLUMNS, ROUTE, SLAB, STEP, arrow_type, columns_of, damaged, load_arrow
-from moestream.trace.trace import PHASES, SLAB_KINDS, Int, Routes, Slabs, Trace, starts
+from moestream.trace.schema import COLUMNS, ROUTE, SLAB, STEP, arrow_type, load_arrow
+from moestream.trace.trace import SLAB_KINDS, Int, starts
 
 _STEP_FIELDS = tuple(field.name for field in fields(Step))
-_STEP_TYPES = {"int64": np.int64, "float64": np.float64}
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,12 @@ def to_batch(recorded: Sequence[Recorded], meta: Mapping[str, Any], schema: Any,
         ]
         arrays[name] = pa.concat_arrays(chunks)
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
+
+
+def empty_batch(schema: Any) -> Any:
+    """A record batch without rows."""
+    pa = load_arrow()
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 @dataclass(frozen=True)
@@ -168,124 +172,3 @@ def _step_rows(recorded: Sequence[Recorded]) -> dict[str, Any]:
     steps = [one for one in recorded if one.step is not None]
     columns: dict[str, Any] = {name: [getattr(one.step, name) for one in steps] for name in _STEP_FIELDS}
     return {**columns, "step": [one.index for one in steps], "phase": [one.phase for one in steps]}
-
-
-def from_batches(path: Path, meta: dict[str, Any], batches: Iterable[Any]) -> Trace:
-    """The trace whose rows these are. Raises RefusedError, naming ``path``, for rows that make none."""
-    pa = load_arrow()
-    import pyarrow.compute as pc
-
-    kept: dict[str, list[Any]] = {ROUTE: [], SLAB: [], STEP: []}
-    for batch in batches:
-        missing = set(COLUMNS) - set(batch.schema.names)
-        if missing:
-            raise damaged(path, f"it has no column {min(missing)}")
-        for event, rows in kept.items():
-            rows.append(batch.select(list(columns_of(event))).filter(pc.equal(batch["event"], event)))
-    tables = {
-        event: _Table(
-            path,
-            event,
-            pa.Table.from_batches(
-                rows, None if rows else pa.schema([(name, arrow_type(name)) for name in columns_of(event)])
-            ),
-        )
-        for event, rows in kept.items()
-    }
-    routes = _routes(tables[ROUTE], meta)
-    return Trace(meta, routes, _slabs(tables[SLAB], meta, len(routes)), _steps(tables[STEP]))
-
-
-class _Table:
-    """The rows of one kind, as numpy arrays. What no row may lack and one lacks is damage."""
-
-    def __init__(self, path: Path, event: str, table: Any) -> None:
-        self.path, self._table, self._whole = path, table, columns_of(event)
-        self._event = event
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    def column(self, name: str, dtype: Any = np.int64, absent: int = 0) -> NDArray[Any]:
-        values = self._table[name]
-        if values.null_count:
-            if self._whole[name]:
-                raise damaged(self.path, f"a {self._event} without its {name}")
-            values = values.fill_null(absent)
-        return np.asarray(values.to_numpy()).astype(dtype)
-
-    def lists(self, name: str) -> tuple[Int, NDArray[np.int32]]:
-        """Lengths (0 of a null) and all values."""
-        import pyarrow.compute as pc
-
-        values = self._table[name]
-        lengths = pc.list_value_length(values).fill_null(0).to_numpy().astype(np.int64)
-        return lengths, pc.list_flatten(values).to_numpy().astype(np.int32)
-
-    def numbers(self, name: str, words: tuple[str, ...]) -> Int:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        numbers = pc.index_in(self._table[name], value_set=pa.array(words))
-        if numbers.null_count:
-            raise damaged(self.path, f"a {self._event} whose {name} is none of {', '.join(words)}")
-        return numbers.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
-
-    def banks(self, meta: dict[str, Any]) -> Int:
-        bank = self.column("bank")
-        if len(bank) and not 0 <= bank.min() <= bank.max() < len(meta["model"]["experts"]):
-            raise damaged(self.path, "a bank its model does not have")
-        return bank
-
-
-def _routes(table: _Table, meta: dict[str, Any]) -> Routes:
-    number = table.column("route")
-    # The first row of each route; its other rows follow it.
-    heads = np.flatnonzero(np.diff(number, prepend=-1))
-    if not np.array_equal(number[heads], np.arange(len(heads))):
-        raise damaged(table.path, "its routes are not in order")
-    rows = np.diff(np.append(heads, len(number)))
-    tokens = table.column("tokens")[heads]
-    if not np.array_equal(
-        table.column("position"), np.arange(len(number)) + np.repeat(tokens - heads - rows, rows)
-    ):
-        raise damaged(table.path, "a route without all its rows")
-    lengths, ids = table.lists("ids")
-    wishes, wish_ids = table.lists("wish")
-    k = lengths[heads]
-    if not np.array_equal(np.repeat(k, rows), lengths):
-        raise damaged(table.path, "a route whose rows differ in length")
-    last = heads + rows - 1
-    if wishes.sum() != wishes[last].sum():
-        raise damaged(table.path, "a wish that is not in the last row of its route")
-    return Routes(
-        step=table.column("step")[heads],
-        bank=table.banks(meta)[heads],
-        token=table.column("token")[heads],
-        tokens=tokens,
-        rows=rows.astype(np.int64),
-        k=k,
-        id_start=starts(rows * k),
-        ids=ids,
-        wish_start=starts(wishes[last]),
-        wish_ids=wish_ids,
-    )
-
-
-def _slabs(table: _Table, meta: dict[str, Any], routes: int) -> Slabs:
-    first = starts(np.asarray(meta["model"]["experts"], np.int64))
-    route = table.column("route", absent=-1)
-    if len(route) and route.max() >= routes:
-        raise damaged(table.path, "a slab of a route it does not have")
-    same = ("step", "slot", "bytes", "issued_ns", "ready_ns", "needed_ns", "waited_ns")
-    return Slabs(
-        route=route,
-        expert=first[table.banks(meta)] + table.column("expert"),
-        kind=table.numbers("kind", SLAB_KINDS),
-        **{name: table.column(name) for name in same},
-    )
-
-
-def _steps(table: _Table) -> dict[str, NDArray[Any]]:
-    steps = {name: table.column(name, _STEP_TYPES[COLUMNS[name][0]]) for name in _STEP_FIELDS}
-    return {**steps, "step": table.column("step"), "phase": table.numbers("phase", PHASES)}

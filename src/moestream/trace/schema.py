@@ -1,22 +1,18 @@
-"""The table a trace file is: its columns, its version, its metadata. docs/formats/trace.md says the same in prose.
+"""The table a trace file is: its columns and its version. docs/formats/trace.md says the same in prose.
 
 pyarrow is imported when a trace is first touched, never with the package: only traces need it.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import platform
-import sys
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError
-from moestream.version import __version__
 
+SCHEMA_NAME = "moestream-trace"
 SCHEMA_VERSION = 1
 #: The key of the metadata in the Arrow schema and in the Parquet footer.
 META_KEY = b"moestream"
@@ -94,48 +90,6 @@ def arrow_schema(meta: Mapping[str, Any]) -> Any:
     pa = load_arrow()
     fields = [pa.field(name, arrow_type(name)) for name in COLUMNS]
     return pa.schema(fields, metadata={META_KEY: json.dumps(meta).encode()})
-
-
-def complete_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """``meta`` with what every file says of itself: schema, when, by which command and versions."""
-    versions = {"moestream": __version__, "python": platform.python_version()}
-    for package in ("llama-cpp-python", "pyarrow"):
-        versions[package] = importlib.metadata.version(package)
-    return {
-        **meta,
-        "schema": {"name": "moestream-trace", "version": SCHEMA_VERSION},
-        "versions": {**versions, **meta.get("versions", {})},
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        # Where the program lies says nothing of the run.
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-    }
-
-
-def parse_meta(path: Path, metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
-    """The metadata of a file that was opened. RefusedError for one that is no trace, and for a newer schema."""
-    text = (metadata or {}).get(META_KEY)
-    if text is None:
-        raise RefusedError(f"{path} is not a trace: record one with `moestream run --trace FILE`")
-    try:
-        meta: dict[str, Any] = json.loads(text)
-        version = int(meta["schema"]["version"])
-    except (ValueError, KeyError, TypeError):
-        raise damaged(path, "its metadata cannot be read") from None
-    if version > SCHEMA_VERSION:
-        writer = meta.get("versions", {}).get("moestream", "a newer version")
-        raise RefusedError(
-            f"{path} has trace schema {version}, and moestream {__version__} reads up to {SCHEMA_VERSION}: "
-            f"moestream {writer} wrote it and reads it"
-        )
-    try:
-        model = meta["model"]
-        str(model["identity"])
-        banks = {len([int(n) for n in model[name]]) for name in ("layers", "experts", "used")}
-    except (ValueError, KeyError, TypeError):
-        raise damaged(path, "its metadata names no model") from None
-    if len(banks) != 1:
-        raise damaged(path, "its metadata names layers without experts")
-    return meta
 
 
 def damaged(path: Path, why: str) -> RefusedError:

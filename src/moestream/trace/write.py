@@ -18,10 +18,12 @@ from types import TracebackType
 from typing import IO, Any
 
 from moestream.errors import RefusedError, UsageError
+from moestream.files import exists, open_file
 from moestream.stats import Step
+from moestream.trace.meta import complete_meta, parse_meta
 from moestream.trace.read import STREAM_MAGIC, is_trace, partial_of, partial_stream, whole_batches
-from moestream.trace.rows import Recorded, route_count, to_batch
-from moestream.trace.schema import arrow_schema, complete_meta, load_arrow, parse_meta
+from moestream.trace.rows import Recorded, empty_batch, route_count, to_batch
+from moestream.trace.schema import arrow_schema, load_arrow
 
 #: Rows are written when so many steps, rows or seconds have gathered: this bounds memory and what a crash loses.
 FLUSH_STEPS = 32
@@ -41,7 +43,7 @@ class TraceWriter:
 
     ``begin`` once, then ``step`` after each step, then ``close`` (or ``discard``: nothing is left behind). The file
     appears whole when it is closed. ``model_paths`` are never written to. Raises UsageError for a path that is not to
-    be replaced, RefusedError when the disk does not take it: what was written until then stays in ``path.partial``.
+    be replaced, RefusedError when the disk does not take it: steps written until then stay in ``path.partial``.
     """
 
     def __init__(
@@ -52,12 +54,15 @@ class TraceWriter:
         # Now, so that whoever measures this process's memory next counts what it takes.
         load_arrow()
         self._target = self.path.resolve()  # a link is followed, not replaced
-        self._file: IO[bytes] | None = _lock_partial(self._target)
+        # Tried now and made in ``begin``: whatever ends the load of a model, a signal too, leaves nothing behind.
+        _remove_partial(_lock_partial(self._target), self._target)
+        self._file: IO[bytes] | None = None
         self._stream: Any = None
         self._meta: dict[str, Any] = {}
         self._schema: Any = None
         self._recorded: list[Recorded] = []
         self._rows = self._routes = 0
+        self._holds_steps = False
         self._last_index: int | None = None
         self._flushed_at = time.monotonic()
         if meta is not None:
@@ -69,14 +74,17 @@ class TraceWriter:
         self._meta = complete_meta(meta)
         self._schema = arrow_schema(self._meta)
         options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+        self._file = _lock_partial(self._target)
         with self._writing():
             self._stream = pa.ipc.new_stream(self._file, self._schema, options=options)
+            # The schema goes out with the first batch: whatever ends the run now leaves a file that can be read.
+            self._stream.write_batch(empty_batch(self._schema))
             self._flush_file()
 
     def step(self, index: int, phase: str, step: Step, events: Mapping[str, Any]) -> None:
         """One step: its number since load, 'prefill' or 'decode', what it did, and the arrays of EVENTS."""
         if self._file is None:
-            return  # the error that closed it has been raised
+            return  # not begun, or the error that closed it has been raised
         self._add(Recorded(index, phase, step, events))
         self._last_index = index
         if (
@@ -89,9 +97,6 @@ class TraceWriter:
     def close(self, events: Mapping[str, Any] | None = None) -> None:
         """Finish the file. ``events``: the slabs that no step has finished. Idempotent."""
         if self._file is None:
-            return
-        if self._stream is None:
-            self.discard()
             return
         if events is not None and self._last_index is not None and len(events["slab_expert"]):
             self._add(Recorded(self._last_index, "", None, {**events, **_NO_EVENTS}))
@@ -108,7 +113,7 @@ class TraceWriter:
     def discard(self) -> None:
         """Nothing came of it: leave nothing behind."""
         if self._file is not None:
-            partial_of(self._target).unlink(missing_ok=True)
+            _remove_partial(self._file, self._target)
             self._leave()
 
     def __enter__(self) -> TraceWriter:
@@ -133,6 +138,7 @@ class TraceWriter:
         with self._writing():
             self._stream.write_batch(batch)
             self._flush_file()
+        self._holds_steps = True
 
     def _flush_file(self) -> None:
         assert self._file is not None
@@ -140,11 +146,15 @@ class TraceWriter:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """A file that could not be written is let go: what it holds so far can be recovered."""
+        """A file that could not be written is let go: the steps it holds so far can be recovered, and one without any
+        is of no use."""
         try:
             yield
         except OSError as error:
-            self._leave()
+            if self._holds_steps:
+                self._leave()
+            else:
+                self.discard()
             raise write_error(self.path, error) from None
 
     def _leave(self) -> None:
@@ -166,9 +176,9 @@ def check_target(path: Path, model_paths: Sequence[str | Path] = ()) -> None:
         raise UsageError(f"--trace {path}: a trace is a Parquet file: name it {path.with_suffix('.parquet')}")
     if not path.resolve().parent.is_dir():
         raise UsageError(f"--trace {path}: there is no directory {path.parent}: make it first")
-    if not path.exists():
+    if not exists(path):
         return
-    if any(Path(model).exists() and path.samefile(model) for model in model_paths):
+    if any(exists(Path(model)) and path.samefile(model) for model in model_paths):
         raise UsageError(f"--trace {path}: this is the model: name another file")
     if not is_trace(path):
         raise UsageError(f"--trace {path} exists and is not a trace: name another file")
@@ -190,13 +200,24 @@ def _lock_partial(target: Path) -> IO[bytes]:
                     f"{partial} holds a trace that was cut short: finish it with "
                     f"`moestream trace recover {target}` or remove it"
                 )
-        except BaseException:
+        except BaseException as error:
+            # Where files cannot be locked, the one just made goes again.
+            if isinstance(error, RefusedError) and file.tell() == 0:
+                partial.unlink(missing_ok=True)
             file.close()
             raise
         # Whoever had the lock before may have removed the file we wait on.
         if partial.exists() and os.path.samestat(os.fstat(file.fileno()), partial.stat()):
             file.truncate(0)
             return file
+        file.close()
+
+
+def _remove_partial(file: IO[bytes], target: Path) -> None:
+    """Remove the partial file that ``_lock_partial`` made, and let it go."""
+    partial_of(target).unlink(missing_ok=True)
+    # What a full disk refused is refused again, and has been reported.
+    with contextlib.suppress(OSError):
         file.close()
 
 
@@ -212,8 +233,8 @@ def lock(file: IO[bytes], target: Path) -> None:
 
 
 def _holds_steps(partial: Path) -> bool:
-    """Is there a whole batch in it? Raises UsageError when it is not ours to empty."""
-    with partial.open("rb") as file:
+    """Is there a whole batch with rows in it? Raises UsageError when it is not ours to empty."""
+    with open_file(partial, "name another file") as file:
         if not STREAM_MAGIC.startswith(file.read(len(STREAM_MAGIC))):
             raise UsageError(f"{partial} exists and is not a trace: name another file")
     try:
@@ -233,12 +254,14 @@ def finish(target: Path) -> int:
     with partial_stream(partial) as stream:
         check_target(target)
         try:
-            with pa.parquet.ParquetWriter(fresh, stream.schema, compression="zstd") as parquet:
-                for group in _groups(whole_batches(stream)):
-                    table = pa.Table.from_batches(group)
-                    steps += table.num_rows - table["phase"].null_count
-                    parquet.write_table(table, row_group_size=table.num_rows)
-            with fresh.open("rb+") as file:
+            # The file is opened here: pyarrow opens only names that are UTF-8.
+            with fresh.open("wb") as file:
+                with pa.parquet.ParquetWriter(file, stream.schema, compression="zstd") as parquet:
+                    for group in _groups(whole_batches(stream)):
+                        table = pa.Table.from_batches(group)
+                        steps += table.num_rows - table["phase"].null_count
+                        parquet.write_table(table, row_group_size=table.num_rows)
+                file.flush()
                 os.fsync(file)
             fresh.replace(target)
         finally:
@@ -265,8 +288,8 @@ def recover(path: Path) -> int:
     if target.name.endswith(".partial"):
         target = target.with_name(target.name.removesuffix(".partial"))
     partial = partial_of(target)
-    if not partial.exists():
-        if target.exists() and is_trace(target):
+    if not exists(partial):
+        if exists(target) and is_trace(target):
             raise UsageError(f"{path} is whole: there is nothing to recover")
         raise UsageError(f"there is no {partial}: nothing to recover")
     check_target(target)

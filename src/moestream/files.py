@@ -1,0 +1,28 @@
+"""Opening what a user names: regular files only, and one line for whatever else has that name."""
+
+from __future__ import annotations
+
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+from moestream.errors import RefusedError, UsageError
+
+
+def exists(path: Path) -> bool:
+    """Is something there? A name that no file can have is no file; ``Path.exists`` raises for some of them."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def open_file(path: Path, remedy: str) -> BufferedReader:
+    """``path`` opened for reading. Raises UsageError when there is no such file, RefusedError for a directory, a pipe
+    or a device (nobody waits for a pipe's writer) and for what cannot be read; the text ends in ``remedy``."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise RefusedError(f"{path} is not a regular file: {remedy}")
+        return path.open("rb")
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"there is no file {path}: {remedy}") from None
+    except OSError as error:
+        raise RefusedError(f"{path} cannot be read ({error.strerror or error}): {remedy}") from None
