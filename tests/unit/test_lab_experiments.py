@@ -330,3 +330,9 @@ def test_the_floor_takes_its_compute_from_the_arm_in_memory() -> None:
     outcome = run_experiment(find("io-floor"), fake, DEMO, quick=True)
     shares = {arm: of["of_floor"]["value"] for arm, of in outcome["table"].items()}
     assert shares == pytest.approx({"resident": 1.0, "default": 0.5, "study": 0.25})
+
+
+def test_a_rate_of_bytes_is_shown_as_one() -> None:
+    shots = {f"advice/{how}": [{"bytes_per_s": 5e8}] * 3 for how in ("normal", "random", "willneed")}
+    lines = outcome_lines(run_experiment(find("advice"), Fake(shots=shots), DEMO, quick=True))
+    assert next(line for line in lines if line.startswith("advice/normal")).split()[1:3] == ["500", "MB/s"]

@@ -18,7 +18,7 @@ Of = Callable[[Record], float | None]
 
 @dataclass(frozen=True)
 class Figure:
-    """``kind``: of which experiments; ``unit``: ``/s``, ``B``, ``share``, ``s``, ``n``; ``timed``: it moves with the
+    """``kind``: of which experiments; ``unit``: one of ``/s B B/s share s n``; ``timed``: it moves with the
     machine's mood, so that a single run says nothing. ``of``: from a record, for kind ``runs``."""
 
     what: str
@@ -158,7 +158,7 @@ _RUNS = {
         False,
         _over_demand("bytes_read"),
     ),
-    "asked_bytes_per_s": Figure("bytes the engine asked for a second", "runs", "B", True, _asked_per_s),
+    "asked_bytes_per_s": Figure("bytes the engine asked for a second", "runs", "B/s", True, _asked_per_s),
     "physical_bytes_per_token": Figure(
         "read from the device a token, by the kernel", "runs", "B", False, _decode("read_bytes_os")
     ),
@@ -211,7 +211,7 @@ _REPLAY = {
     "replayed_gain": Figure("of the way from lru to belady", "replay", "share"),
 }
 _PROBE = {
-    "bytes_per_s": Figure("read a second", "probe", "B", True),
+    "bytes_per_s": Figure("read a second", "probe", "B/s", True),
     "cpu_s_per_gb": Figure("CPU a GB read", "probe", "s", True),
     "device_ops_per_read": Figure("device operations a read", "probe", "n"),
     "device_op_bytes": Figure("bytes of a device operation", "probe", "B"),

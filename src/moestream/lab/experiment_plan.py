@@ -16,8 +16,10 @@ from moestream.mechanism import Mechanism
 
 #: The demo model: what ``lab list`` estimates for.
 DEMO_BYTES, DEMO_EXPERT_BYTES, DEMO_DEMAND = 3_238_072_576, 3_185_049_600, 398_131_200
-#: Seconds of a run beside its tokens: a process, the dropped cache, the disk's rate, a load, the prompt.
-_RUN_S = 7.0
+#: Seconds of a run beside its tokens: a process, the dropped cache, the disk's rate, a load.
+_RUN_S = 6.0
+#: A prompt wants most experts once: as many bytes as so many tokens.
+_PROMPT_TOKENS = 6
 #: Seconds a token, by store or reader (see FINDINGS.md).
 _TOKEN_S = {
     "stock": 2.4, "fault": 2.4, "memcpy": 1.2, "pread": 1.0, "pread+willneed": 1.0, "hybrid": 0.5, "tiered": 1.0,
@@ -164,8 +166,9 @@ def file_seconds(kind: str, sizes: Sizes = DEMO) -> float:
 def run_seconds(job: Job, sizes: Sizes) -> float:
     """About how long one run takes."""
     scale = sizes.demand / DEMO_DEMAND
+    tokens = job.tokens + _PROMPT_TOKENS
     if job.arm.is_stock:
-        return _RUN_S + job.tokens * _TOKEN_S["stock"] * scale + _WHOLE_S_PER_GB * sizes.bytes / 1e9
+        return _RUN_S + tokens * _TOKEN_S["stock"] * scale + _WHOLE_S_PER_GB * sizes.bytes / 1e9
     mechanism = Mechanism.parse(job.arm.mechanism)
     word = mechanism.store
     if word == "mapped":
@@ -176,7 +179,7 @@ def run_seconds(job: Job, sizes: Sizes) -> float:
     if mechanism.store == "arena" and not mechanism.has("recycle"):
         token *= _FRESH
     beside = {"resident": _WHOLE_S_PER_GB, "shared": _COPY_S_PER_GB}.get(mechanism.store, 0.0)
-    return _RUN_S + job.tokens * token * scale + beside * sizes.bytes / 1e9
+    return _RUN_S + tokens * token * scale + beside * sizes.bytes / 1e9
 
 
 def capped(order: Sequence[Job]) -> list[tuple[int, int]]:

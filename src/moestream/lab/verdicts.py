@@ -145,8 +145,8 @@ def table(figures: Sequence[str], samples: Sequence[Sample]) -> dict[str, dict[s
 
 def shown(value: float, unit: str) -> str:
     """A figure for people."""
-    if unit == "B":
-        return format_bytes(value)
+    if unit in ("B", "B/s"):
+        return format_bytes(value) + unit[1:]
     if unit == "s":
         return f"{value * 1e3:.3g} ms" if abs(value) < 1 else f"{value:.3g} s"
     return f"{value:.1%}" if unit == "share" else f"{value:.3g}"
