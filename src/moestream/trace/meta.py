@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError
-from moestream.plan import PAGE
+from moestream.geometry import PAGE
 from moestream.trace.schema import META_KEY, SCHEMA_NAME, SCHEMA_VERSION, damaged
 from moestream.values import Object, parse_json, whole_number, whole_numbers
 from moestream.version import __version__
