@@ -127,6 +127,27 @@ def split_gguf(path: Path, tensors_a_shard: int = 4, **options: Any) -> list[Pat
     return _shards(path)
 
 
+def write_split(whole: Path, out: Path, shards: int) -> list[Path]:
+    """Writes ``whole``, a model that runs, as ``shards`` files named after ``out``, tensors dealt out evenly."""
+    reader = gguf.GGUFReader(whole)
+    architecture = reader.fields["general.architecture"].contents()
+    a_shard = -(-len(reader.tensors) // shards)
+    writer = gguf.GGUFWriter(out, architecture, split_max_tensors=a_shard)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue  # the writer makes these
+        kind = field.types[0]
+        sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return [out.with_name(f"{out.stem}-{n + 1:05}-of-{shards:05}.gguf") for n in range(shards)]
+
+
 def cut(path: Path, size: int) -> Path:
     """Shortens a file to ``size`` bytes, or by ``-size`` when negative."""
     with path.open("r+b") as file:
