@@ -1,4 +1,4 @@
-"""Opening what a user names: regular files only, and one line for whatever else has that name."""
+"""What a user names: only regular files are opened, and any name a file can have is one that can be shown."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def open_file(path: Path, remedy: str) -> BufferedReader:
         raise UsageError(f"there is no file {path}: {remedy}") from None
     except OSError as error:
         raise RefusedError(f"{path} cannot be read ({error.strerror or error}): {remedy}") from None
+
+
+def printable(name: str) -> str:
+    """A name as text that every font and file takes: what cannot be shown is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

@@ -9,6 +9,7 @@ import numpy as np
 
 from moestream.analyze.routing import mean_over_layers
 from moestream.errors import RefusedError, UsageError
+from moestream.files import printable
 from moestream.make.output import new_file
 
 FORMATS = ("png", "svg", "pdf")
@@ -40,7 +41,9 @@ def plot(document: dict[str, Any], path: Path) -> None:
         3, 1, figsize=(10, height + 8.5), height_ratios=[height, 4.2, 4.2], layout="constrained"
     )
     name = document["model"]["name"] or document["model"]["identity"]
-    figure.suptitle(f"{name}: {document['tokens']} tokens of {Path(document['trace']).name}")
+    title = printable(f"{name}: {document['tokens']} tokens of {Path(document['trace']).name}")
+    # A dollar in a name begins no formula.
+    figure.suptitle(title, parse_math=False)
     _heat_map(figure, heat, document)
     _locality(near, document)
     _recall(known, document)
@@ -101,13 +104,14 @@ def _recall(axes: Any, document: dict[str, Any]) -> None:
     colours = {"ridge": "C0", "previous": "C1", "random": "grey"}
     for name, by in told["recall"].items():
         colour = colours.get(name, "C2")
-        label = f"{name}, as the run asked" if ":" in name else name
+        plain = printable(name).replace("$", r"\$")
+        label = f"{plain}, as the run asked" if ":" in name else plain
         axes.plot(places, _percent(by["1"]), color=colour, marker="o", markersize=3, label=label)
         for ahead, style in (("2", "--"), ("3", ":")):
             # What sees nothing of the token says the same however far ahead.
             if ahead not in by or by[ahead] == by["1"]:
                 continue
-            label = f"{name}, {ahead} layers ahead"
+            label = f"{plain}, {ahead} layers ahead"
             axes.plot(places, _percent(by[ahead]), color=colour, linestyle=style, label=label)
     axes.set_title(f"Experts told one layer ahead: recall@{told['k']}, {told['tokens']} tokens held out")
     axes.set_xlabel("layer")

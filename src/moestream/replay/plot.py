@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError
+from moestream.files import printable
 from moestream.make.output import new_file
 from moestream.replay.curves import POOLED, Point
 from moestream.replay.run import BELADY
@@ -46,7 +47,8 @@ def draw(points: Sequence[Point], path: Path, title: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     share = read.secondary_xaxis("top", functions=_shares(shown))
     share.set_xlabel("share of all experts (%)")
-    figure.suptitle(title, fontsize=11)
+    # A dollar in a name begins no formula.
+    figure.suptitle(printable(title), fontsize=11, parse_math=False)
     figure.legend(
         *read.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
@@ -76,7 +78,7 @@ def _draw_lines(read: Any, hits: Any, shown: list[Point]) -> None:
                 "linestyle": "-" if number < len(_COLOURS) else "-.",
                 "markersize": 4,
                 "linewidth": 1.2,
-                "label": policy,
+                "label": printable(policy).replace("$", r"\$"),
             }
         budgets = [point.budget_bytes for point in of_policy]
         read.plot(budgets, [point.figures.bytes_read for point in of_policy], **style)

@@ -210,14 +210,15 @@ def replay(
             parts=list(zip(recording.part_experts, [int(n) for n in capacities], strict=True)),
             part_bytes=[part.frame_bytes for part in recording.geometry.parts],
             bank_of=recording.bank_of,
-            policy=policy,
+            # Which file a seed came from is nothing to the core, which knows no names that are not UTF-8.
+            policy=policy if priority is None else policy.partition(":")[0],
             priority=[] if priority is None else priority.tolist(),
             counted_from=counted_from,
         )
     except _core.CoreError as error:
         kind, text = error.args
         raise (UsageError if kind == "usage" else MoestreamError)(text) from None
-    result["refused"] = result["refused"].astype(bool)
+    result |= {"policy": policy, "refused": result["refused"].astype(bool)}
     return Replayed(recording, capacities=tuple(capacities), counted_from=counted_from, **result)
 
 
