@@ -22,11 +22,11 @@ _RUN_S = 6.0
 _PROMPT_TOKENS = 6
 #: Seconds a token, by store or reader (see FINDINGS.md).
 _TOKEN_S = {
-    "stock": 2.4, "fault": 2.4, "memcpy": 1.2, "pread": 1.0, "pread+willneed": 1.0, "hybrid": 0.5, "tiered": 1.0,
-    "willneed": 0.2, "readahead": 0.25, "fadvise": 0.25, "cow": 0.5, "shared": 1.2, "arena": 0.14,
+    "stock": 2.4, "fault": 2.4, "memcpy": 1.2, "pread": 0.8, "pread+willneed": 0.8, "hybrid": 0.5, "tiered": 0.8,
+    "willneed": 0.2, "readahead": 0.25, "fadvise": 0.25, "cow": 0.8, "shared": 4.0, "arena": 0.14,
     "resident": 0.035,
 }  # fmt: skip
-_DROPPING, _FRESH = 3.0, 1.7
+_DROPPING, _FRESH, _BACKGROUND = 3.0, 1.7, 2.0
 #: Seconds a GB: to read a model whole, to write a copy, to make it anew in another quantisation.
 _WHOLE_S_PER_GB, _COPY_S_PER_GB, _FILE_S_PER_GB = 1.0, 4.0, {"aligned": 5.0, "requantized": 45.0}
 #: A cap is a multiple of this: a cgroup rounds its limit down to pages, and a cap above it would not be as asked.
@@ -173,7 +173,7 @@ def run_seconds(job: Job, sizes: Sizes) -> float:
     word = mechanism.store
     if word == "mapped":
         word = mechanism.reader.partition("+background")[0].partition(":")[0]
-    token = _TOKEN_S[word]
+    token = _TOKEN_S[word] * (_BACKGROUND if "background" in mechanism.reader else 1.0)
     if mechanism.policy.startswith("dontneed"):
         token *= _DROPPING
     if mechanism.store == "arena" and not mechanism.has("recycle"):
