@@ -8,6 +8,7 @@ experts. Everything else of the parent works unchanged, because only its memory 
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,6 +74,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._generating = False
         self._cancelled = False
         self._closed = False
+        self._process = os.getpid()
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
         self._expert_limit = _expert_bytes
         self.fallbacks: list[str] = []
@@ -268,6 +270,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _begin_call(self) -> None:
         if self._closed:  # llama.cpp would be handed memory that is gone
             raise UsageError("this model is closed: load it again")
+        if os.getpid() != self._process:  # its threads, llama.cpp's and the reader's, did not come along
+            raise UsageError(
+                "this model was loaded before the process forked: load it in the child (or spawn it)"
+            )
         if self._recorder is not None and not self._generating:
             self._recorder.begin_call()
             self._cancelled = False
@@ -334,8 +340,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         )
 
     def close(self) -> None:
-        """Free the model, then the store under it. Idempotent."""
+        """Free the model, then the store under it. Idempotent; in a forked child nothing is done."""
         self._closed = True
+        if os.getpid() != self._process:
+            return
         if self._recorder is not None:
             # What recorded its steps holds the engine, and its memory with it.
             self._recorder.stop()

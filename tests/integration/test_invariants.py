@@ -101,7 +101,15 @@ def test_load_reads_no_more_than_it_must(store: str, tiny) -> None:
 
 @pytest.mark.parametrize("share", [1.0, 1.2])
 @pytest.mark.parametrize(
-    "mechanism", ["arena+uring:8+lfu-decay:16+gate:1", "arena+threads:2+lru", "arena/buffered"]
+    "mechanism",
+    [
+        "arena+uring:8+lfu-decay:16+gate:1",
+        "arena+threads:2+lru",
+        "arena/buffered",
+        "arena/fresh",
+        "arena/populate+sync",
+        "arena/thp/align2m+threads:2",
+    ],
 )
 def test_cap_is_kept(mechanism: str, share: float, tiny, stock) -> None:
     available, why = Cage.available()

@@ -296,3 +296,29 @@ for call in (lambda: next(running), lambda: llama.eval([1]), lambda: next(llama.
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "this model is closed: load it again\n" * 3), done.stderr
+
+
+@pytest.mark.parametrize(
+    "mechanism", ["arena+threads:2", "arena", "resident", "mapped+willneed+background:1"]
+)
+def test_a_forked_child_is_refused_and_the_parent_goes_on(mechanism: str, tiny) -> None:
+    """Stock llama.cpp hangs there, in threads that the child does not have."""
+    script = f"""
+import os
+import moestream
+llama = moestream.Llama({str(tiny("olmoe"))!r}, mechanism={mechanism!r}, n_ctx=256)
+llama.eval([1, 5, 9])
+child = os.fork()
+try:
+    llama.eval([2])
+    print("decoded", flush=True)
+except moestream.UsageError as error:
+    print(error, flush=True)
+llama.close()
+if child:
+    print("child", os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    refused = "this model was loaded before the process forked: load it in the child (or spawn it)"
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["child 0", "decoded", refused], done.stderr
