@@ -41,6 +41,7 @@ def made_record(job: Job, **changes: Any) -> dict[str, Any]:
     }
     return {
         "arm": job.arm.key,
+        "asked": job.arm.mechanism,
         "prompt": job.prompt,
         "round": job.round,
         "valid": True,

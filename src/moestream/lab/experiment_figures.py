@@ -150,7 +150,12 @@ _RUNS = {
         "tokens a second of decoding, the first steps left out", "runs", "/s", True, statistics.rate
     ),
     "hit_rate": Figure("routed experts found in memory", "runs", "share", False, bench_figures.hit_rate),
-    "bytes_per_token": Figure("read a token", "runs", "B", False, bench_figures.bytes_per_token),
+    "bytes_per_token": Figure(
+        "read from the device a token, as the bench has it", "runs", "B", False, bench_figures.bytes_per_token
+    ),
+    "asked_per_token": Figure(
+        "bytes the engine asked for a token, cached or not", "runs", "B", False, bench_figures.asked_per_token
+    ),
     "asked_over_demand": Figure(
         "bytes the engine asked for, over those a token routes to",
         "runs",
