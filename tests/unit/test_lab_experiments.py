@@ -298,6 +298,22 @@ def test_runs_that_do_not_count_are_named_and_left_out_of_every_figure() -> None
     assert outcome["claims"][0]["why"] == "no valid value of fresh"
 
 
+def test_what_the_engine_refuses_is_tried_once_and_left_out() -> None:
+    fake = Fake()
+    refusal = {"valid": False, "invalid": ["failed: exit code 3"], "document": None, "returncode": 3}
+    fake.changes["huge"] = {**refusal, "error": "loading\narena/thp: no slab holds a whole 2 MiB page\n"}
+    outcome = run_experiment(find("recycling"), fake, DEMO, quick=True)
+    assert [job.arm.key for job in fake.ran].count("huge") == 1
+    assert outcome["left_out"] == {"huge": "arena/thp: no slab holds a whole 2 MiB page"}
+    assert outcome["not_counted"] == []
+
+
+def test_only_a_reader_that_asks_first_knows_what_was_in_the_page_cache() -> None:
+    outcome = run_experiment(find("mincore-hybrid"), Fake(), DEMO, quick=True)
+    asked = {arm for arm, of in outcome["table"].items() if "found_in_page_cache" in of}
+    assert asked == {"mincore", "cachestat"}
+
+
 def test_what_was_run_before_is_not_run_again() -> None:
     one = find("recycling")
     order = jobs(one, one.quick, DEMO)

@@ -56,7 +56,9 @@ def _over_demand(name: str) -> Of:
 
 
 def _found_in_page_cache(record: Record) -> float | None:
-    """Of the bytes routed, those that a reader that asks first found there."""
+    """Of the bytes routed, those that a reader that asks first found there; None for one that does not ask."""
+    if "hybrid" not in record["document"]["mechanism"]["effective"]:
+        return None
     read = _over_demand("bytes_read")(record)
     return None if read is None else 1 - read
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from moestream.errors import RefusedError
 from moestream.lab.execute import Executor, Record
 from moestream.lab.experiment import Experiment
 from moestream.lab.experiment_figures import FIGURES, usable, with_floor
@@ -121,6 +122,9 @@ def _runs(
         watch.end(job.key, record)
         if usable(record):
             records.append(record)
+        elif record.get("returncode") == RefusedError.exit_code:
+            # The engine refuses what it cannot do here, and will again.
+            seen.left_out[job.arm.key] = (record["error"].strip().splitlines() or ["refused"])[-1]
         else:
             why = "; ".join(record.get("invalid") or []) or record.get("error") or "no document"
             seen.not_counted.append(f"{job.arm.key}, {job.prompt}, round {job.round + 1}: {why}")
