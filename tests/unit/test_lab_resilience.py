@@ -18,6 +18,7 @@ from moestream.lab.experiment import experiments, find
 from moestream.lab.experiment_plan import DEMO, Job, jobs, not_shared, steps
 from moestream.lab.experiment_progress import Progress
 from moestream.lab.experiment_sharing import SharedRuns
+from moestream.lab.experiment_text import summary_lines
 from moestream.lab.runs import RUNS, append
 from moestream.lab.session import Asked, run_all
 from moestream.model import read_model
@@ -80,6 +81,15 @@ def test_an_experiment_that_fails_cannot_tell_and_the_others_are_run(
     monkeypatch.setattr(Writing, "broken", ())
     again, _ = lab("recycling", "prefill-batch", resume=True)
     assert again[0]["failed"] == "" and len(again[0]["table"]) == 4
+
+
+def test_a_summary_says_what_came_of_each(lab: Callable[..., Any]) -> None:
+    outcomes, _ = lab("recycling", "prefill-batch")
+    assert summary_lines(outcomes) == [
+        "recycling      disagrees",
+        "prefill-batch  disagrees",
+        "of 2: 0 agrees, 2 disagrees, 0 cannot tell",
+    ]
 
 
 def test_the_only_experiment_that_fails_is_an_error(

@@ -93,6 +93,7 @@ def run(
     from moestream.lab.bench_progress import display
     from moestream.lab.experiment import experiments, find
     from moestream.lab.experiment_plan import check_cap
+    from moestream.lab.experiment_text import summary_lines
     from moestream.lab.session import Asked, run_all
     from moestream.model import check_architecture, locate, read_model
     from moestream.units import parse_size
@@ -116,6 +117,8 @@ def run(
         outcomes = run_all(chosen, asked, tell=tell, show=show)
     if json:
         print(json_module.dumps(outcomes, indent=1))
+    elif len(outcomes) > 1:
+        print("\n".join(summary_lines(outcomes)))
 
 
 @lab.command()

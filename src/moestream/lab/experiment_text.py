@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moestream.lab.experiment import KINDS, Experiment
 from moestream.lab.experiment_figures import FIGURES
 from moestream.lab.experiment_plan import file_seconds, not_shared, seconds
-from moestream.lab.verdicts import shown
+from moestream.lab.verdicts import AGREES, CANNOT_TELL, DISAGREES, shown
 
 _HEADER = """\
 # Experiments
@@ -116,6 +116,15 @@ def outcome_lines(outcome: Mapping[str, Any]) -> list[str]:
     for claim in outcome["claims"]:
         lines += [f"  {claim['word']}: {claim['says']}", f"      {_seen(claim)}"]
     return [*lines, f"verdict: {outcome['verdict']}"]
+
+
+def summary_lines(outcomes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What came of several experiments: a line each, and how many said what."""
+    width = max(len(outcome["experiment"]) for outcome in outcomes)
+    lines = [f"{outcome['experiment']:{width}}  {outcome['verdict']}" for outcome in outcomes]
+    words = [outcome["verdict"] for outcome in outcomes]
+    counts = [f"{words.count(word)} {word}" for word in (AGREES, DISAGREES, CANNOT_TELL)]
+    return [*lines, f"of {len(words)}: {', '.join(counts)}"]
 
 
 def _seen(claim: Mapping[str, Any]) -> str:
