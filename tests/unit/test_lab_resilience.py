@@ -83,6 +83,13 @@ def test_an_experiment_that_fails_cannot_tell_and_the_others_are_run(
     assert again[0]["failed"] == "" and len(again[0]["table"]) == 4
 
 
+def test_without_a_cgroup_it_is_said_what_is_not_enforced(
+    lab: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.Cage, "available", classmethod(lambda _: (False, "no memory controller")))
+    assert "arms that only the kernel can cap are left out: no memory controller" in lab("recycling")[1]
+
+
 def test_a_summary_says_what_came_of_each(lab: Callable[..., Any]) -> None:
     outcomes, _ = lab("recycling", "prefill-batch")
     assert summary_lines(outcomes) == [

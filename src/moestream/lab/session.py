@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moestream.box import Box
+from moestream.box import Box, Cage
 from moestream.errors import MoestreamError, UsageError
 from moestream.lab import files
 from moestream.lab.bench_journal import SETUP, open_journal
@@ -106,6 +106,11 @@ class _Session:
             file_seconds(kind, self._asked.sizes) for kind in kinds if not files.path_of(model, kind).exists()
         )
         what = "1 experiment" if len(self._chosen) == 1 else f"{len(self._chosen)} experiments"
+        caged, reason = Cage.available()
+        if not caged:
+            self._show.note(
+                f"caps are the engine's own, and arms that only the kernel can cap are left out: {reason}"
+            )
         self._show.note(f"{what}, at most about {duration(self._progress.left_s() + made)}")
 
     def attempt(self, one: Experiment) -> Outcome:
