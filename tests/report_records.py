@@ -114,6 +114,57 @@ def save(directory: Path, records: Iterable[dict[str, Any]], tail: str = "") -> 
     return directory
 
 
+def outcome(name: str = "app-lru", verdict: str = "agrees", **changes: Any) -> dict[str, Any]:
+    """A verdict.json: two arms, a claim that is a ratio and one that nothing was seen for."""
+
+    def value(middle: float) -> dict[str, Any]:
+        return {"value": middle, "low": middle * 0.9, "high": middle * 1.1, "n": 4}
+
+    claim = {
+        "figure": "tok_per_s",
+        "of": "large",
+        "over": "small",
+        "at_least": 1.5,
+        "at_most": None,
+        "prompt": None,
+    }
+    found = {
+        "schema": 1,
+        "experiment": name,
+        "question": "Does a larger cache help?",
+        "kind": "runs",
+        "source": "a study",
+        "found": "it does",
+        "quick": True,
+        "cap_bytes": 1_000_000_000,
+        "verdict": verdict,
+        "claims": [
+            {**claim, "says": "by half", "found": 2.0, "word": verdict, "seen": value(1.7), "why": "within"},
+            {**claim, "of": "huge", "found": None, "says": "more", "word": "cannot tell", "seen": None, "why": "none"},
+        ],
+        "figures": ["tok_per_s", "bytes_per_token"],
+        "table": {
+            "small": {"tok_per_s": value(4.0), "bytes_per_token": value(80e6)},
+            "large": {"tok_per_s": value(6.8)},
+        },
+        "left_out": {"huge": "no room"},
+        "not_counted": ["small, prose, round 1: swapped"],
+        "failed": "",
+        "model": {"name": "m.gguf", "bytes": MODEL["bytes"], "identity": MODEL["identity"]},
+        "box": BOX,
+    }  # fmt: skip
+    return {**found, **changes}
+
+
+def save_lab(directory: Path, outcomes: Iterable[dict[str, Any]]) -> Path:
+    """Verdicts as ``lab run`` leaves them, a directory each."""
+    for one in outcomes:
+        place = directory / one["experiment"]
+        place.mkdir(parents=True)
+        (place / "verdict.json").write_text(json.dumps(one))
+    return directory
+
+
 def a_bench(prompts: tuple[str, ...] = ("prose", "code", "chat")) -> list[dict[str, Any]]:
     """Stock, the default and everything in memory, each on three prompts of which the later are slower."""
     records = []

@@ -235,6 +235,10 @@ def test_an_existing_directory_needs_a_word(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="one of the two"):
         open_journal(out, document, resume=True, force=True)
     (out / "notes.txt").write_text("mine")
+    # Of a run that was killed: no record names it.
+    (out / "default-one-9.0.parquet.partial").write_text("half")
+    assert len(open_journal(out, document, resume=True, force=False)) == 15
+    assert not (out / "default-one-9.0.parquet.partial").exists()
     assert open_journal(out, document, resume=False, force=True) == []
     assert sorted(path.name for path in out.iterdir()) == ["notes.txt", "setup.json"]
     other = tmp_path / "other"

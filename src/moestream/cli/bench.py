@@ -160,7 +160,7 @@ def _measure(request: Request, *, resume: bool, force: bool) -> dict[str, Any]:
                     show.note(f"left out: {text}")
                 show.note(_ahead(asked, slots, records) + f", in {request.out}")
                 records = make_runs(asked.setup, slots, records, show, expected=asked.expected_s)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             conclude(request.out, read_runs(request.out / RUNS), _probed(request))
             print(f"stopped; go on with: {request.command} --out {request.out} --resume", file=errors)
             raise

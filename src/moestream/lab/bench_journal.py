@@ -67,6 +67,7 @@ def open_journal(out: Path, asked: Mapping[str, Any], *, resume: bool, force: bo
     elif ours:
         _check_same(setup_path, asked)
         records = drop_torn_line(runs_path)
+        _drop_unfinished(out)
         check_one_box([*records, {"asked": "", "box": asked.get("box")}])
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -140,7 +141,13 @@ def _clear(out: Path) -> None:
     traces = {Path(record["trace"]).name for record in _written(out / RUNS) if record.get("trace")}
     for name in (RUNS, SETUP, REPORT, SUMMARY, *sorted(traces)):
         (out / name).unlink(missing_ok=True)
-        (out / f"{name}.partial").unlink(missing_ok=True)
+    _drop_unfinished(out)
+
+
+def _drop_unfinished(out: Path) -> None:
+    """Remove the trace of a run that was killed: no record is of it, and the run will be made again."""
+    for trace in out.glob("*.parquet.partial"):
+        trace.unlink()
 
 
 def _written(path: Path) -> list[Record]:

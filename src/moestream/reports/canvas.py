@@ -179,6 +179,25 @@ class Rows:
 BEHIND = {"facecolor": COLOUR["card"], "edgecolor": "none", "pad": 0.6}
 
 
+def value_at(axes: Any, x: float, y: float, text: str) -> None:
+    """A bar's figure behind its end."""
+    axes.text(x, y, text, va="center", weight="bold", bbox=BEHIND, zorder=5)
+
+
+def mark_across(axes: Any, at: float, x: float, label: str) -> None:
+    """A short mark across a bar, in the limits' colour."""
+    half = Rows.BAR * 0.78
+    axes.plot(
+        [x, x],
+        [at - half, at + half],
+        color=COLOUR["limit"],
+        linewidth=2,
+        solid_capstyle="butt",
+        label=label,
+        zorder=4,
+    )
+
+
 def ceiling(axes: Any, at: float, label: str, *, vertical: bool = True, dash: Any = (0, (4, 2.5))) -> None:
     """A line that nothing passes, in the limits' colour, named in the legend."""
     line = axes.axvline if vertical else axes.axhline

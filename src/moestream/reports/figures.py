@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from moestream.lab import statistics
 from moestream.lab.bench_figures import hit_rate
 from moestream.reports.records import Record
-from moestream.stats import percentile
 
 #: Intervals are the bench's own: the report and the bench say the same of the same runs.
 Estimate = statistics.Interval
@@ -67,6 +66,12 @@ def split(records: Sequence[Record]) -> Split | None:
 
 
 def step_percentiles(records: Sequence[Record]) -> tuple[float | None, float | None, float | None]:
-    """p50, p95 and p99 of all steps of all records, in seconds."""
-    steps = [ms / 1e3 for record in records for ms in record["document"]["decode"]["step_ms"]]
-    return percentile(steps, 0.50), percentile(steps, 0.95), percentile(steps, 0.99)
+    """p50, p95 and p99 of the steps of all records without their warm-up, in seconds."""
+    steps = [ms / 1e3 for record in records for ms in statistics.step_ms(record)]
+    if not steps:
+        return None, None, None
+    return (
+        statistics.percentile(steps, 50),
+        statistics.percentile(steps, 95),
+        statistics.percentile(steps, 99),
+    )

@@ -14,7 +14,6 @@ from moestream.lab import bench_figures
 from moestream.mechanism import Mechanism
 from moestream.reports import figures
 from moestream.reports.canvas import (
-    BEHIND,
     COLOUR,
     DASHES,
     SERIES,
@@ -22,7 +21,9 @@ from moestream.reports.canvas import (
     Rows,
     ceiling,
     legend_below,
+    mark_across,
     picture,
+    value_at,
 )
 from moestream.reports.figures import Estimate, Split
 from moestream.reports.records import Record
@@ -88,7 +89,9 @@ def speed(group: Group, name: str) -> Picture:
             )  # fmt: skip
             end = max([arm.rate.value, *(rate or 0.0 for rate in rates)])
             if arm.floor_s:
-                _floor(axes, at, 1 / arm.floor_s, "this arm's floor: its bytes, this disk, these processors")
+                mark_across(
+                    axes, at, 1 / arm.floor_s, "this arm's floor: its bytes, this disk, these processors"
+                )
                 # Where the mark would run through the figure, the figure goes behind it.
                 reach = end + (0.15 if narrow else 0.06) * most
                 end = max(end, 1 / arm.floor_s) if 1 / arm.floor_s < reach else end
@@ -103,24 +106,6 @@ def speed(group: Group, name: str) -> Picture:
         "the longer of computing with everything in memory and reading the arm's bytes at the disk's best rate."
     )
     return picture(name, "Speed", caption, draw)
-
-
-def value_at(axes: Any, x: float, y: float, text: str) -> None:
-    axes.text(x, y, text, va="center", weight="bold", bbox=BEHIND, zorder=5)
-
-
-def _floor(axes: Any, at: float, x: float, label: str) -> None:
-    """A short mark across a bar, in the limits' colour."""
-    half = Rows.BAR * 0.78
-    axes.plot(
-        [x, x],
-        [at - half, at + half],
-        color=COLOUR["limit"],
-        linewidth=2,
-        solid_capstyle="butt",
-        label=label,
-        zorder=4,
-    )
 
 
 def _interval(axes: Any, at: float, found: Estimate) -> None:
@@ -159,7 +144,7 @@ def time_split(group: Group, name: str) -> Picture:
             _stack(rows, at, split, edge)
             disk = _disk_s(arm, group)
             if disk is not None and disk < edge:
-                _floor(rows.axes, at, disk * 1e3, "the disk alone for this arm's bytes")
+                mark_across(rows.axes, at, disk * 1e3, "the disk alone for this arm's bytes")
         if group.ceilings.compute_s:
             ms = group.ceilings.compute_s * 1e3
             ceiling(rows.axes, ms, f"compute with all in memory: {ms:.0f} ms")
@@ -244,7 +229,8 @@ def series(group: Group, cap: int | None, name: str) -> Picture | None:
             axes.yaxis.set_minor_locator(NullLocator())
         for axes in panels[count:]:
             axes.set_axis_off()
-        panels[count - 1].set_xlabel("token")
+        for axes in panels[max(0, count - across) : count]:
+            axes.set_xlabel("token")
         panels[0].set_ylabel("milliseconds")
         legend_below(figure, panels[0], narrow, 2)
 
@@ -299,7 +285,7 @@ def waterfall(group: Group, cap: int | None, name: str) -> Picture | None:
         return None
     rates = [arm.rate.value for arm in arms if arm.rate is not None]
     steps = [figures.estimate(paired(arm.runs, before.runs)) for before, arm in pairwise(arms)]
-    names = [name_of(arms[0]), *(lever(before, arm) for before, arm in pairwise(arms))]
+    names = [name_of(arms[0]), *(arm.lever or lever(before, arm) for before, arm in pairwise(arms))]
 
     def draw(figure: Any, narrow: bool) -> None:
         rows = Rows(figure, [("", names)], narrow=narrow, legend_inches=1.15 if narrow else 0.45)

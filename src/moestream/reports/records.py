@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from moestream.units import format_bytes
 Record = dict[str, Any]
 
 SCHEMA = 1
-RUNS = "runs.jsonl"
+RUNS, SETUP = "runs.jsonl", "setup.json"
 STOCK = "stock"
 #: More of the model than this in the page cache when a capped run begins, and it did not begin cold.
 _WARM_SHARE = 0.01
@@ -34,6 +34,8 @@ _DEFAULTS: Record = {
     "ctx": None,
     "batch": None,
     "tokens": None,
+    "most_tokens": None,
+    "limit_s": None,
     "cached_bytes_before": None,
     "disk_bytes_per_s": None,
     "returncode": 0,
@@ -74,11 +76,13 @@ class BoxName:
 
 @dataclass(frozen=True)
 class Results:
-    """The records of one directory, in the order they were made. ``notes``: what was left out, a sentence each."""
+    """The records of one directory, in the order they were made. ``notes``: what was left out, a sentence each;
+    ``setup``: what the bench was asked, {} where nothing says."""
 
     directory: Path
     records: tuple[Record, ...]
     notes: tuple[str, ...]
+    setup: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -110,7 +114,25 @@ def read_results(directory: Path) -> Results:
     if not records:
         raise RefusedError(f"{path} holds no whole record: run the bench again with --resume")
     _fill_boxes(records)
-    return Results(directory, tuple(records), tuple(notes))
+    return Results(directory, tuple(records), tuple(notes), _setup(directory))
+
+
+def _setup(directory: Path) -> dict[str, Any]:
+    """The bench's `setup.json`: in it are the arms' order, their levers, and the command. Records do without it."""
+    found: Any
+    try:
+        found = json.loads((directory / SETUP).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RefusedError(
+            f"{directory / SETUP} cannot be read: {error}: remove it, the records do without"
+        ) from None
+    if not isinstance(found, dict):
+        return {}
+    arms = found.get("arms")
+    whole = isinstance(arms, list) and all(isinstance(arm, dict) and "key" in arm for arm in arms)
+    return found if whole else {}
 
 
 def _record(line: bytes, path: Path, number: int) -> Record:

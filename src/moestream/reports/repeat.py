@@ -10,11 +10,14 @@ from moestream.units import format_bytes
 
 
 def commands(group: Group) -> list[str]:
-    """Shell lines: the code, then one bench a cap. What the runs had in common is in the first valid one."""
+    """Shell lines: the code, then the bench as it was asked for, or where nothing says, one bench a cap. What the runs
+    had in common is in the first valid one."""
     runs = group.runs or [record for arm in group.arms for record in arm.excluded]
     commit = runs[0]["commit"]
     lines = [f"git checkout {commit}"] if commit else []
     lines.append("make setup")
+    if group.setup.get("command"):
+        return [*lines, f".venv/bin/{group.setup['command']} --out results/scratch/{_place(group)}"]
     for cap in group.caps:
         arms = [arm for arm in group.arms if arm.cap_bytes == cap]
         lines.append(_bench(group, arms, cap))
@@ -30,11 +33,15 @@ def _bench(group: Group, arms: list[Arm], cap: int | None) -> str:
     # Without a cap the bench still wants to know what it may use: all that the box has.
     words += ["--ram", str(cap if cap is not None else group.box.ram_bytes or 0)]
     words += ["--mechanisms", ",".join(mechanisms)] if mechanisms else []
-    words += ["-n", str(max(int(record["tokens"] or 0) for record in records))]
+    words += ["-n", str(max(int(record["most_tokens"] or record["tokens"] or 0) for record in records))]
     words += ["--repeats", str(max(int(record["round"]) for record in records) + 1)]
     name = "no-cap" if cap is None else format_bytes(cap).replace(" ", "")
-    words += ["--out", f"results/scratch/{group.name.split(' ')[0]}-{name}"]
+    words += ["--out", f"results/scratch/{_place(group)}-{name}"]
     return shlex.join(words)
+
+
+def _place(group: Group) -> str:
+    return group.name.split(" ")[0]
 
 
 def _asked(record: Record) -> str:

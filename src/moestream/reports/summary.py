@@ -23,7 +23,8 @@ Key = tuple[Any, ...]
 class Arm:
     """Runs that differ in prompt and round alone. ``runs`` are valid, ``excluded`` are not and are in no figure.
 
-    ``rate`` in tokens a second, ``ratio`` to stock under the same cap, each pair of runs of one prompt and round.
+    ``lever``: in words what a ladder's arm adds to the one before it. ``rate`` in tokens a second, ``ratio`` to stock
+    under the same cap, each pair of runs of one prompt and round.
     ``floor_s``: the least a token can take, its compute with everything in memory or its bytes from the disk."""
 
     name: str
@@ -32,6 +33,7 @@ class Arm:
     default: bool
     cap_bytes: int | None
     experiment: str | None
+    lever: str
     runs: tuple[Record, ...]
     excluded: tuple[Record, ...]
     rate: Estimate | None = None
@@ -88,7 +90,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one directory, on one box, with one model."""
+    """The runs of one directory, on one box, with one model. ``setup``: what the bench was asked, {} if not known."""
 
     name: str
     directory: Path
@@ -98,6 +100,7 @@ class Group:
     arms: tuple[Arm, ...]
     ceilings: Ceilings
     notes: tuple[str, ...] = field(default=())
+    setup: dict[str, Any] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[Record]:
@@ -158,7 +161,7 @@ def _group(
     documents = [record["document"] for record in records if record["document"] is not None]
     described: dict[str, Any] = next((d["model"] for d in documents if isinstance(d.get("model"), dict)), {})
     model = {**described, **records[0]["model"]}
-    arms = _arms(records)
+    arms = _arms(records, result.setup)
     ceilings = _ceilings(records, arms, model, box, probes)
     notes = list(result.notes)
     if siblings:
@@ -182,16 +185,19 @@ def _group(
         _finish(arms, ceilings),
         ceilings,
         tuple(dict.fromkeys(notes)),
+        result.setup,
     )
 
 
-def _arms(records: Sequence[Record]) -> list[Arm]:
-    """The arms in the order of their first run in the first round, stock first under each cap."""
+def _arms(records: Sequence[Record], setup: dict[str, Any]) -> list[Arm]:
+    """The arms in the order they were asked for, where that is known; else of their first run in the first round, stock
+    first under each cap."""
     order = sorted(records, key=lambda record: (record["round"], record["position"]))
     found: dict[Key, list[Record]] = {}
     for record in order:
         names = ("experiment", "cap_bytes", "arm", "asked", "threads", "ctx", "batch", "tokens")
         found.setdefault(tuple(record[name] for name in names), []).append(record)
+    levers = {str(arm["key"]): str(arm.get("lever") or "") for arm in setup.get("arms", ())}
     arms = []
     for mine in found.values():
         valid = [record for record in mine if record["valid"]]
@@ -205,6 +211,7 @@ def _arms(records: Sequence[Record]) -> list[Arm]:
                 default=shown["asked"] == "default",
                 cap_bytes=shown["cap_bytes"],
                 experiment=shown["experiment"],
+                lever=levers.get(str(shown["arm"]), ""),
                 runs=tuple(valid),
                 excluded=tuple(record for record in mine if not record["valid"]),
                 rate=estimate(figures.rate(record) for record in valid),
@@ -213,7 +220,9 @@ def _arms(records: Sequence[Record]) -> list[Arm]:
             )
         )
     caps = list(dict.fromkeys(arm.cap_bytes for arm in arms))
-    arms.sort(key=lambda arm: (caps.index(arm.cap_bytes), not arm.is_stock))
+    asked = list(levers)
+    place = {name: number for number, name in enumerate(asked)}
+    arms.sort(key=lambda arm: (caps.index(arm.cap_bytes), not arm.is_stock, place.get(arm.name, len(asked))))
     return [replace(arm, label=label) for arm, label in zip(arms, _labels(arms), strict=True)]
 
 
@@ -252,7 +261,8 @@ def _ceilings(
     compute = [p["compute_s_per_token"] for p in of_model if p.get("compute_s_per_token")]
     held = [arm for arm in arms if arm.mechanism.startswith("resident") and arm.rate is not None]
     held = held or [arm for arm in arms if arm.is_stock and arm.cap_bytes is None and arm.rate is not None]
-    own = [1 / arm.rate.value for arm in held if arm.rate is not None]
+    middles = [median(map(statistics.rate, arm.runs)) for arm in held]
+    own = [1 / middle for middle in middles if middle]
     compute_s = min(compute + own, default=None)
     return Ceilings(
         disk_bytes_per_s=disk,

@@ -84,7 +84,7 @@ def speed_table(group: Group) -> Table:
     )
     notes = [
         "tok/s and x stock: geometric mean of n runs and its 95 % bootstrap interval, without warm-up steps; x stock "
-        "pairs runs of the same prompt and cap. p50, p95, p99: of all decoded tokens. floor: max(compute with all in "
+        "pairs runs of the same prompt and cap. p50, p95, p99: of the same tokens. floor: max(compute with all in "
         "memory, the bytes it read at the disk's best rate); above 100 % the disk was faster than when it was measured."
     ]
     return Table("Speed in figures", columns, tuple(rows), notes=tuple(notes + _lengths(group)))
@@ -92,10 +92,13 @@ def speed_table(group: Group) -> Table:
 
 def _lengths(group: Group) -> list[str]:
     """Arms that generated another number of tokens than most."""
-    steps = [(arm, arm.runs[0]["document"]["decode"]["tokens"]) for arm in _ran(group)]
-    longest = max((count for _, count in steps), default=0)
+    steps = [(arm, [run["document"]["decode"]["tokens"] for run in arm.runs]) for arm in _ran(group)]
+    longest = max((max(counts) for _, counts in steps), default=0)
     fewer = [
-        f"{arm.label} under {cap_text(arm.cap_bytes)} {count}" for arm, count in steps if count < longest
+        f"{arm.label} under {cap_text(arm.cap_bytes)} "
+        + (f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{min(counts)}")
+        for arm, counts in steps
+        if min(counts) < longest
     ]
     return [f"{longest} tokens decoded a run; fewer by {', '.join(fewer)}."] if fewer else []
 
@@ -117,7 +120,7 @@ def work_table(group: Group) -> Table:
                 number(split.memory_work_s if split else None, 1, 1e3),
                 number(arm.of(bench_figures.per_token("majflt")), 0),
                 number(arm.of(bench_figures.cpu_per_token), 0, 1e3),
-                number(_cpu_per_gb(arm, group.ceilings), 2),
+                number(cpu_s_per_gb(arm, group.ceilings), 2),
                 number(arm.of(bench_figures.held_bytes), 0, 1e-6),
             )
         )
@@ -134,7 +137,8 @@ def work_table(group: Group) -> Table:
     return Table("What a token costs", columns, tuple(rows), notes=notes)
 
 
-def _cpu_per_gb(arm: Arm, ceilings: Ceilings) -> float | None:
+def cpu_s_per_gb(arm: Arm, ceilings: Ceilings) -> float | None:
+    """CPU seconds beyond those of a token with everything in memory, a GB read; None where nothing is capped."""
     compute = ceilings.compute_cpu_s
     if compute is None or arm.cap_bytes is None:
         return None

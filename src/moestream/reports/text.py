@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO, Any
 
-from moestream.reports import tables
+from moestream.reports import lab_tables, tables
+from moestream.reports.labs import Lab, command
 from moestream.reports.repeat import commands
 from moestream.reports.summary import Group
 from moestream.reports.tables import Table
@@ -28,7 +29,11 @@ def _sentences(group: Group, routing: Routing | None) -> list[str]:
 
 
 def print_report(
-    groups: Sequence[Group], routings: Sequence[Routing | None], file: IO[str], width: int | None
+    groups: Sequence[Group],
+    routings: Sequence[Routing | None],
+    labs: Sequence[Lab],
+    file: IO[str],
+    width: int | None,
 ) -> None:
     """Everything for a terminal of ``width`` columns (None: as wide as it is); ``routings``: what each group's traces
     say."""
@@ -48,9 +53,32 @@ def print_report(
         for table in sections(group, routing):
             _print_table(console, table)
         console.print("To repeat it:")
-        for command in commands(group):
-            console.print(f"  {command}", soft_wrap=True)
+        for line in commands(group):
+            console.print(f"  {line}", soft_wrap=True)
         console.print()
+    if labs:
+        _print_table(console, lab_tables.overview(labs))
+    for lab in labs:
+        _print_lab(console, lab)
+
+
+def _print_lab(console: Any, lab: Lab) -> None:
+    console.print(f"{lab.name}: {lab_tables.about(lab)}", soft_wrap=True)
+    for note in lab.notes:
+        console.print(f"note: {note}", soft_wrap=True)
+    for outcome in lab.outcomes:
+        console.print()
+        console.print(f"{outcome['experiment']}: {outcome['verdict']}", soft_wrap=True)
+        console.print(f"  {outcome['question']}", soft_wrap=True)
+        if outcome["table"]:
+            _print_table(console, lab_tables.figure_table(outcome))
+        for claim in outcome["claims"]:
+            console.print(f"  {claim['word']}: {claim['says']}", soft_wrap=True)
+            console.print(f"      {lab_tables.claim_text(claim)}", soft_wrap=True)
+        for remark in lab_tables.remarks(outcome):
+            console.print(f"  {remark}", soft_wrap=True)
+        console.print(f"  repeat: {command(lab, outcome)}", soft_wrap=True)
+    console.print()
 
 
 def bars(group: Group) -> list[str]:
@@ -93,9 +121,9 @@ def _print_table(console: Any, table: Table) -> None:
     console.print()
 
 
-def markdown(groups: Sequence[Group], routings: Sequence[Routing | None]) -> str:
+def markdown(groups: Sequence[Group], routings: Sequence[Routing | None], labs: Sequence[Lab] = ()) -> str:
     """The whole report as markdown."""
-    lines = [f"# {', '.join(group.name for group in groups)}", ""]
+    lines = [f"# {', '.join([*(group.name for group in groups), *(lab.name for lab in labs)])}", ""]
     together = tables.comparison(groups)
     if together is not None:
         lines += _markdown_table(together)
@@ -106,16 +134,38 @@ def markdown(groups: Sequence[Group], routings: Sequence[Routing | None]) -> str
         for table in sections(group, routing):
             lines += _markdown_table(table)
         lines += ["### To repeat it", "", "```", *commands(group), "```", ""]
+    if labs:
+        lines += _markdown_table(lab_tables.overview(labs))
+    for lab in labs:
+        lines += _markdown_lab(lab)
     return "\n".join(lines)
 
 
+def _markdown_lab(lab: Lab) -> list[str]:
+    lines = [f"## {_escaped(lab.name)}", "", _escaped(lab_tables.about(lab)), ""]
+    lines += [f"- {_escaped(f'note: {note}')}" for note in lab.notes]
+    for outcome in lab.outcomes:
+        lines += [f"### {_escaped(outcome['experiment'])}: {_escaped(outcome['verdict'])}", ""]
+        lines += [_escaped(outcome["question"]), ""]
+        if outcome["table"]:
+            lines += [*_rows(lab_tables.figure_table(outcome)), ""]
+        lines += [
+            f"- {_escaped(claim['word'])}: {_escaped(claim['says'])}: {_escaped(lab_tables.claim_text(claim))}"
+            for claim in outcome["claims"]
+        ]
+        lines += [f"- {_escaped(remark)}" for remark in lab_tables.remarks(outcome)]
+        lines += ["", "```", command(lab, outcome), "```", ""]
+    return lines
+
+
 def _markdown_table(table: Table) -> list[str]:
-    lines = [f"### {table.title}", "", _row(table.columns)]
-    lines.append(
-        "|" + "|".join("---" if at < table.heads else "---:" for at in range(len(table.columns))) + "|"
-    )
-    lines += [_row(row) for row in table.rows]
+    lines = [f"### {table.title}", "", *_rows(table)]
     return [*lines, "", *(f"{_escaped(note)}\n" for note in table.notes)]
+
+
+def _rows(table: Table) -> list[str]:
+    rule = "|".join("---" if at < table.heads else "---:" for at in range(len(table.columns)))
+    return [_row(table.columns), f"|{rule}|", *(_row(row) for row in table.rows)]
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from moestream.lab import bench_figures
 from moestream.replay import BELADY
 from moestream.reports import figures
-from moestream.reports.canvas import COLOUR, DASHES, SERIES, Picture, ceiling, legend_below, picture
+from moestream.reports.canvas import BEHIND, COLOUR, DASHES, SERIES, Picture, ceiling, legend_below, picture
 from moestream.reports.summary import Group
 from moestream.reports.tables import cap_text
 from moestream.reports.traces import Routing
@@ -82,8 +82,9 @@ def _measured(axes: Any, group: Group) -> None:
         if arm.cap_bytes not in named:
             named.add(arm.cap_bytes)
             axes.annotate(
-                cap_text(arm.cap_bytes), (x, y), textcoords="offset points", xytext=(6, 6), fontsize=8
-            )
+                cap_text(arm.cap_bytes), (x, y), textcoords="offset points", xytext=(7, 7), fontsize=8, bbox=BEHIND,
+                zorder=5,
+            )  # fmt: skip
 
 
 def heat_map(found: Routing, name: str) -> Picture:

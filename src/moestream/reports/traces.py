@@ -23,6 +23,7 @@ from moestream.replay import (
     prepare,
 )
 from moestream.replay.curves import DEFAULT_POLICIES, POOLED
+from moestream.reports.figures import saw_routes
 from moestream.reports.records import Record
 from moestream.reports.summary import Group
 from moestream.reports.tables import Table
@@ -101,12 +102,12 @@ def _path(group: Group, record: Record) -> Path:
 
 
 def _chosen(group: Group) -> list[Record]:
-    """The records whose traces are read: of the arm that has one for most prompts, the first valid run of each."""
+    """The records whose traces are read: of the arm that saw routes on most prompts, the first valid run of each."""
     best: dict[str, Record] = {}
     for arm in group.arms:
         mine: dict[str, Record] = {}
         for record in arm.runs:
-            if record["trace"] and _path(group, record).exists():
+            if record["trace"] and saw_routes(record) and _path(group, record).exists():
                 mine.setdefault(str(record["prompt"]), record)
         if len(mine) > len(best):
             best = mine
