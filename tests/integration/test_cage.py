@@ -114,12 +114,13 @@ def test_groups_of_a_maker_that_was_killed_are_removed_by_the_next(cage: Cage) -
     behind = parent / f"moestream-{gone.pid}-0badcafe"
     ours = parent / f"moestream-{os.getpid()}-0badcafe"
     foreign = parent / "moestream-service"
-    made = [behind, ours, foreign]
+    nobody = parent / f"moestream-{10**30}-0badcafe"
+    made = [behind, nobody, ours, foreign]
     try:
         for path in made:
             path.mkdir()
         with Cage(_LIMIT):
-            assert [path.exists() for path in made] == [False, True, True]
+            assert [path.exists() for path in made] == [False, False, True, True]
     finally:
         for path in made:
             if path.exists():
