@@ -7,9 +7,6 @@ refused when it belongs to another model. Experts are numbered globally, through
 from __future__ import annotations
 
 import json
-import struct
-import zipfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moestream.errors import RefusedError, UsageError
+from moestream.errors import RefusedError
+from moestream.files import exists, open_file
+from moestream.trace import no_routes
+from moestream.trace.meta import MOST_EXPERTS, MOST_IN_BANK
+from moestream.values import Object, parse_json, whole_number
 
 if TYPE_CHECKING:
     from moestream.trace.trace import Trace
@@ -28,19 +29,8 @@ FIT_FORMAT = "moestream-fit"
 FIT_VERSION = 1
 #: A numpy archive is a zip file.
 _ZIP_MAGIC = b"PK"
-#: What reading a damaged one raises, according to where the damage is.
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    KeyError,
-    ValueError,
-    TypeError,
-    RuntimeError,
-    MemoryError,
-    OSError,
-)
+_MOST_WISHES = (1 << 31) - 1
+_WHERE_FITS_COME_FROM = "make one with `moestream fit TRACE --out FILE`"
 _WHERE_TRACES_COME_FROM = "record one with `moestream run --trace FILE`"
 
 
@@ -89,89 +79,106 @@ class Fit:
 
 
 def is_fit(path: str | Path) -> bool:
-    """Does the file look like a fit file (from its header alone)? OSError when it cannot be opened."""
-    with Path(path).open("rb") as file:
-        if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
-            return False
-        file.seek(0)
-        try:
-            with np.load(file) as archive:
-                return bool(json.loads(str(archive["header"]))["format"] == FIT_FORMAT)
-        except _DAMAGE:
-            return False
+    """Does the file look like a fit file (from its header alone)? Raises what ``open_file`` does."""
+    try:
+        return _read_archive(Path(path), "header")[0].members.get("format") == FIT_FORMAT
+    except _NoFit:
+        return False
 
 
 def read_fit(path: str | Path) -> Fit:
     """The file as a value. RefusedError for what is no fit file, a damaged one and a newer one."""
-    header, arrays = _open_fit(Path(path))
     try:
-        model = header["model"]
-        experts = tuple(int(count) for count in model["experts"])
-        maps = tuple(
-            None if before is None else Linear(int(before), arrays[f"weights_{b}"], arrays[f"bias_{b}"])
-            for b, before in enumerate(header["before"])
-        )
-        known = ("format", "version", "model", "wishes", "before")
-        about = {name: value for name, value in header.items() if name not in known}
-        fit = Fit(
-            str(model["identity"]),
-            str(model["name"]),
-            experts,
-            int(header["wishes"]),
-            maps,
-            arrays["counts"],
-            about,
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        header, arrays = _read_archive(Path(path))
+        if header.members.get("format") != FIT_FORMAT:
+            raise _NoFit
+        version = header.integer("version", least=1)
+        if version > FIT_VERSION:
+            raise RefusedError(
+                f"{path} has fit format {version}, this version reads up to {FIT_VERSION}: "
+                "update moestream or fit the traces again"
+            )
+        return _parse_fit(header, arrays)
+    except _NoFit as error:
+        if error.args:
+            raise _damaged(path, error.args[0]) from None
+        raise RefusedError(f"{path} is not a fit file: {_WHERE_FITS_COME_FROM}") from None
+    except ValueError as error:
         raise _damaged(path, str(error)) from None
-    _check_shapes(fit, path)
-    return fit
 
 
-def _open_fit(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    # Numpy leaves a file that it opened itself open when it turns out to be none of its own.
-    with file:
+class _NoFit(Exception):
+    """The file is no archive of ours; with an argument: it is a damaged one, and how."""
+
+
+def _read_archive(path: Path, *only: str) -> tuple[Object, dict[str, Any]]:
+    """The header and the other arrays (of ``only`` these names, where any are given)."""
+    # Opened here: numpy leaves a file that it opened itself open when it turns out to be none of its own.
+    with open_file(path, _WHERE_FITS_COME_FROM) as file:
         if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
-            raise RefusedError(f"{path} is not a fit file: make one with `moestream fit TRACE --out FILE`")
+            raise _NoFit
         file.seek(0)
         try:
             with np.load(file) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-            header = json.loads(str(arrays.pop("header")))
-            kind, version = header["format"], header["version"]
-        except _DAMAGE as error:
-            raise _damaged(path, str(error)) from None
-    if kind != FIT_FORMAT or not isinstance(version, int):
-        raise RefusedError(f"{path} is not a fit file: make one with `moestream fit TRACE --out FILE`")
-    if version > FIT_VERSION:
-        raise RefusedError(
-            f"{path} has fit format {version}, this version reads up to {FIT_VERSION}: "
-            "update moestream or fit the traces again"
+                arrays = {name: archive[name] for name in only or archive.files}
+            return Object(parse_json(str(arrays.pop("header")))), arrays
+        # Whatever numpy, zipfile and its decompressors come across: it depends on where the damage is.
+        except Exception as error:
+            raise _NoFit(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def _parse_fit(header: Object, arrays: dict[str, Any]) -> Fit:
+    """Raises ValueError for what is no fit. What passes breaks nothing that reads it, the core included."""
+    model = header.inner("model")
+    experts = model.integers("experts", 1, MOST_IN_BANK)
+    if sum(experts) > MOST_EXPERTS:
+        raise ValueError(f"model.experts are more than {MOST_EXPERTS}")
+    before = header.items("before")
+    if len(before) != len(experts):
+        raise ValueError(f"before has {len(before)} entries for {len(experts)} banks")
+    counts = _array(arrays, "counts", np.int64, (sum(experts),))
+    if (counts < 0).any():
+        raise ValueError("a count is below 0")
+    known = ("format", "version", "model", "wishes", "before")
+    return Fit(
+        identity=model.text("identity"),
+        name=model.text("name"),
+        experts=tuple(experts),
+        wishes=header.integer("wishes", 1, _MOST_WISHES),
+        maps=tuple(
+            None if value is None else _parse_map(arrays, bank, value, experts)
+            for bank, value in enumerate(before)
+        ),
+        counts=counts,
+        about={name: value for name, value in header.members.items() if name not in known},
+    )
+
+
+def _parse_map(arrays: dict[str, Any], bank: int, before: Any, experts: list[int]) -> Linear:
+    source = whole_number(before, f"before[{bank}]", 0, len(experts) - 1)
+    shape = (experts[bank], experts[source] + experts[bank])
+    return Linear(
+        source,
+        _array(arrays, f"weights_{bank}", np.float32, shape),
+        _array(arrays, f"bias_{bank}", np.float32, shape[:1]),
+    )
+
+
+def _array(arrays: dict[str, Any], name: str, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    array = arrays.get(name)
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"it has no array {name}")
+    if array.dtype != dtype or array.shape != shape:
+        raise ValueError(
+            f"its {name} is {array.dtype} {list(array.shape)}, not {np.dtype(dtype)} {list(shape)}"
         )
-    return header, arrays
+    if not np.isfinite(array).all():
+        raise ValueError(f"its {name} holds what is no number")
+    return array
 
 
 def _damaged(path: str | Path, why: str) -> RefusedError:
     return RefusedError(f"{path} is damaged or cut short ({why}): fit the traces again")
-
-
-def _check_shapes(fit: Fit, path: str | Path) -> None:
-    if len(fit.maps) != len(fit.experts) or fit.counts.shape != (sum(fit.experts),) or fit.wishes < 1:
-        raise _damaged(path, "its arrays do not match its header")
-    for count, linear in zip(fit.experts, fit.maps, strict=True):
-        if linear is None:
-            continue
-        inside = 0 <= linear.before < len(fit.experts)
-        inputs = fit.experts[linear.before] + count if inside else -1
-        arrays = linear.weights, linear.bias
-        if linear.weights.shape != (count, inputs) or linear.bias.shape != (count,):
-            raise _damaged(path, "its arrays do not match its header")
-        if any(array.dtype != np.float32 or not np.isfinite(array).all() for array in arrays):
-            raise _damaged(path, "a weight is not a number")
 
 
 def check_identity(path: str | Path, theirs: str, model_identity: str, name: str = "") -> None:
@@ -202,7 +209,8 @@ def load_ridge(path: str | Path, model_identity: str) -> dict[str, Any]:
 
 def load_priorities(path: str | Path, model_identity: str) -> NDArray[np.float64]:
     """How often each expert was chosen, [experts], from a trace or a fit file: what ``pinned:FILE`` keeps."""
-    if Path(path).is_file() and is_fit(path):
+    # Of a run that was cut short there may be only the partial trace.
+    if exists(Path(path)) and is_fit(path):
         return load_fit(path, model_identity).counts.astype(np.float64)
     trace = _load_trace(path, model_identity)
     return route_counts(trace).astype(np.float64)
@@ -239,5 +247,5 @@ def _load_trace(path: str | Path, model_identity: str) -> Trace:
     trace = read_trace(Path(path))
     check_identity(path, trace.identity, model_identity, str(trace.meta["model"].get("name", "")))
     if not len(trace.routes):
-        raise RefusedError(f"{path} holds no routes: {_WHERE_TRACES_COME_FROM}")
+        raise no_routes(trace, str(path))
     return trace

@@ -17,6 +17,8 @@ def parse_json(text: str | bytes) -> Any:
     """The document. ValueError for what is no JSON, for numbers that are none and for nesting without end."""
     try:
         return json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise ValueError("it is not JSON") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -57,8 +57,19 @@ def test_the_clock_of_a_failed_step_chose_nothing() -> None:
 
 
 def test_a_trace_without_routes_is_refused() -> None:
-    with pytest.raises(RefusedError, match="holds no routes"):
-        from_trace(build(meta([4], 1, [([0], 4096)], [4]), [[(0, [], [])]][:0]))
+    about = meta([4], 1, [([0], 4096)], [4])
+    with pytest.raises(RefusedError, match="holds no steps, and so no routes"):
+        from_trace(build(about, []))
+    with pytest.raises(RefusedError, match="holds no token's choice, only banks that were read whole"):
+        from_trace(build(about, [[(0, [[0, 1, 2, 3]], [])]]))
+
+
+def test_clocks_far_apart_take_no_room() -> None:
+    trace = build(meta([4], 1, [([0], 4096)], [4]), [[(0, [[3], [2]], [])], [(0, [[1]], [])]])
+    trace.routes.token[1] = 1 << 50
+    choices = from_trace(trace)
+    assert choices.ids.tolist() == [[[3]], [[2]], [[1]]]
+    assert choices.clock.tolist() == [0, 1, 1 << 50]
 
 
 def test_the_demo_s_choices_are_those_recorded() -> None:

@@ -307,12 +307,17 @@ def test_the_core_checks_what_it_is_given(change: dict[str, np.ndarray], complai
 
 def test_a_trace_that_cannot_be_replayed_is_refused() -> None:
     about = meta([4], 2, [([0], 4096)], [4])
-    with pytest.raises(RefusedError, match="no routes"):
-        prepare(build(about, []))
-    with pytest.raises(RefusedError, match="does not have"):
-        prepare(build(about, [[(0, [[0, 4]], [])]]))
-    with pytest.raises(RefusedError, match="bank 1 of 1"):
-        prepare(build(about, [[(1, [[0, 1]], [])]]))
+    with pytest.raises(RefusedError, match=r"^a\.parquet holds no steps, and so no routes"):
+        prepare(build(about, []), "a.parquet")
+    silent = build({**about, "mechanism": "mapped+fault"}, [])
+    silent.steps["step"] = np.arange(3)
+    with pytest.raises(
+        RefusedError, match=r"^a\.parquet holds no routes \(it was recorded under mapped\+fault\)"
+    ):
+        prepare(silent, "a.parquet")
+    small = build({**about, "model": {**about["model"], "parts": []}}, [[(0, [[0, 1]], [])]])
+    with pytest.raises(RefusedError, match="too small to stream"):
+        prepare(small)
 
 
 def test_only_replay_has_belady() -> None:

@@ -183,7 +183,7 @@ def test_a_plot_shows_each_policy_between_its_bounds(tmp_path: Path, monkeypatch
     ("words", "code", "complaint"),
     [
         (["a.parquet", "--policy", "sive"], 2, "did you mean sieve"),
-        (["a.parquet", "--policy", "lfu-decay:0"], 3, "whole number"),
+        (["a.parquet", "--policy", "lfu-decay:0"], 2, "policy 'lfu-decay:0': "),
         (["a.parquet", "--budget", "0"], 2, "smallest that works is 8389KB"),
         (["a.parquet", "--budget", "-5MB"], 2, "smallest that works is 8389KB"),
         (["a.parquet", "--budget", "5 quarts"], 2, "smallest that works is 8389KB"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moestream import _core
-from moestream.errors import BudgetError, MechanismError, RefusedError, UsageError
+from moestream.errors import BudgetError, RefusedError, UsageError
 from moestream.geometry import split_budget
 from moestream.replay import (
     BELADY,
@@ -141,9 +141,9 @@ def test_policies_are_canonical_and_named_once() -> None:
         ("lru,sive", UsageError, "did you mean sieve"),
         ("", UsageError, "no policy ''"),
         ("belady:3", UsageError, "no policy 'belady:3': did you mean belady"),
-        ("lru:3", MechanismError, "lru takes no number"),
-        ("lfu-decay:0", MechanismError, "whole number"),
-        ("pinned:", MechanismError, "needs a file"),
+        ("lru:3", UsageError, "lru takes no number"),
+        ("lfu-decay:0", UsageError, "whole number"),
+        ("pinned:", UsageError, "needs a file"),
         ("uring:8", UsageError, "no policy"),
     ],
 )
@@ -320,13 +320,15 @@ def test_wrong_rates_are_told(disk: str | None, compute: str | None, complaint: 
 @pytest.mark.parametrize(
     ("text", "error", "complaint"),
     [
-        (None, UsageError, "cannot read"),
+        (None, UsageError, "there is no file"),
         ("{", RefusedError, "not JSON"),
-        ("[]", RefusedError, "holds no object"),
-        ('{"disk_bytes_per_s": "2GB"}', RefusedError, "must be a number"),
-        ('{"disk_bytes_per_s": true}', RefusedError, "must be a number"),
-        ('{"disk_bytes_per_s": Infinity}', RefusedError, "must be a number"),
-        ('{"disk_bytes_per_s": -1}', RefusedError, "must be a number"),
+        ("[]", RefusedError, "not an object"),
+        ('{"disk_bytes_per_s": "2GB"}', RefusedError, 'is "2GB", not a number'),
+        ('{"disk_bytes_per_s": true}', RefusedError, "is true, not a number"),
+        ('{"disk_bytes_per_s": Infinity}', RefusedError, "Infinity is no number"),
+        ('{"disk_bytes_per_s": 1' + "0" * 400 + "}", RefusedError, "not a number"),
+        ('{"disk_bytes_per_s": -1}', RefusedError, "must be a number above zero"),
+        ("[" * 100_000, RefusedError, "nested too deeply"),
         ("{}", UsageError, "add --disk"),
         ('{"disk_bytes_per_s": 1}', UsageError, "add --compute"),
     ],

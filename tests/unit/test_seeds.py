@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +112,63 @@ def test_every_flipped_byte_is_refused_or_harmless(tmp_path: Path) -> None:
         {"wishes": 0},
         {"wishes": None},
         {"model": {"identity": IDENTITY}},
+        {"model": None},
+        {"model": {"identity": IDENTITY, "name": "small", "experts": [2, 10**12]}},
+        {"model": {"identity": IDENTITY, "name": None, "experts": [2, 3]}},
+        {"before": "ab"},
+        {"before": [None, 0.5]},
+        {"before": [None, True]},
+        {"wishes": 1e400},
+        {"wishes": 2.0},
+        {"version": "1"},
+        {"version": None},
+        {"counts": np.array([0, 1, 2, 3, -4])},
+        {"counts": np.zeros(5)},
+        {"counts": np.array("counts")},
+        {"weights_1": np.full((3, 5), np.inf, np.float32)},
+        {"weights_1": np.zeros((3, 5), ">f4")},
+        {"weights_1": np.zeros((3, 5), object)},
+        {"bias_1": np.array(1.0, np.float32)},
     ],
 )
 def test_a_fit_that_contradicts_itself_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="damaged"):
         seeds.read_fit(save(tmp_path / "a.npz", small_fit(), **changed))
+
+
+def test_entries_of_an_archive_that_are_no_arrays(tmp_path: Path) -> None:
+    def written(**entries: bytes) -> Path:
+        path = save(tmp_path / "a.npz", small_fit())
+        with zipfile.ZipFile(path, "a") as archive:
+            for name, content in entries.items():
+                with pytest.warns(UserWarning, match="Duplicate name"):
+                    archive.writestr(f"{name}.npy", content)
+        return path
+
+    shape = (
+        b"\x93NUMPY\x01\0\x76\0"
+        + b"{'descr': '<i8', 'fortran_order': False, 'shape': (9999999999999,), }".ljust(118)
+    )
+    for content in (b"", b"counts", shape, b"\x93NUMPY\x01\0\x08\0{'a': 'b"):
+        for name in ("counts", "header", "weights_1"):
+            with pytest.raises(RefusedError, match="damaged") as refused:
+                seeds.read_fit(written(**{name: content}))
+            assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_file_is_no_fit(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    for name, why in (
+        ("pipe", "is not a regular file"),
+        (".", "is not a regular file"),
+        ("/dev/null", "is not a regular file"),
+        ("empty", "is not a fit file"),
+    ):
+        with pytest.raises(RefusedError, match=why):
+            seeds.read_fit(tmp_path / name)
+        with pytest.raises(RefusedError):
+            seeds.load_priorities(tmp_path / name, IDENTITY)
 
 
 def test_other_archives_and_files_are_no_fit(tmp_path: Path) -> None:
@@ -126,7 +180,7 @@ def test_other_archives_and_files_are_no_fit(tmp_path: Path) -> None:
     text.write_bytes(b"GGUF")
     with pytest.raises(RefusedError, match="is not a fit file: make one with `moestream fit"):
         seeds.load_ridge(text, IDENTITY)
-    with pytest.raises(UsageError, match="cannot read"):
+    with pytest.raises(UsageError, match="there is no file"):
         seeds.load_ridge(tmp_path / "missing.npz", IDENTITY)
     pickled = tmp_path / "pickled.npz"
     with pickled.open("wb") as file:
@@ -186,5 +240,5 @@ def test_a_trace_without_routes_seeds_nothing(tmp_path: Path) -> None:
     empty.steps.update(step=np.array([0]), phase=np.array([1]), tokens=np.array([1]))
     path = save_trace(empty, tmp_path / "empty.parquet")
     for load in (seeds.load_oracle, seeds.load_priorities):
-        with pytest.raises(RefusedError, match="holds no routes: record one with"):
+        with pytest.raises(RefusedError, match=r"holds no routes .*: record one under a mechanism"):
             load(path, IDENTITY)

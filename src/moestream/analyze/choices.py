@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moestream.errors import RefusedError
+from moestream.trace.trace import no_routes, starts
 
 if TYPE_CHECKING:
     from moestream.trace.trace import Trace
@@ -56,32 +56,34 @@ class Choices:
         return hot
 
 
-def from_trace(trace: Trace) -> Choices:
+def from_trace(trace: Trace, name: str = "this trace") -> Choices:
     """The choices of a trace, its tokens in the order they were processed. RefusedError when it has none."""
     routes, model = trace.routes, trace.meta["model"]
     used = np.asarray(model["used"], int)
     chosen = np.nonzero(routes.k <= used[routes.bank])[0] if len(routes) else np.empty(0, int)
     if not len(chosen):
-        raise RefusedError("this trace holds no routes: record one with `moestream run --trace FILE`")
+        raise no_routes(trace, name)
     banks = list(dict.fromkeys(routes.bank[chosen].tolist()))
     place = {bank: number for number, bank in enumerate(banks)}
-    first = int(routes.token[chosen].min())
-    tokens = int((routes.token[chosen] + routes.tokens[chosen]).max()) - first
-    ids = np.full((tokens, len(banks), int(routes.k[chosen].max())), -1, np.int32)
-    for route in chosen.tolist():
-        rows = routes.of(route)
-        # Rows are dropped from the front: what is asked for of a prompt is its last token.
-        end = int(routes.token[route] + routes.tokens[route]) - first
-        ids[end - len(rows) : end, place[int(routes.bank[route])], : rows.shape[1]] = rows
+    rows = routes.rows[chosen]
+    # Rows are dropped from the front: what is asked for of a prompt is its last token.
+    begin = routes.token[chosen] + routes.tokens[chosen] - rows
+    first_row = starts(rows)
+    row_clock = np.repeat(begin - first_row[:-1], rows) + np.arange(first_row[-1])
     # Clocks run on where a step failed: such tokens chose nothing.
-    kept = (ids[:, :, 0] >= 0).any(axis=1)
+    clock, token_of = np.unique(row_clock, return_inverse=True)
+    ids = np.full((len(clock), len(banks), int(routes.k[chosen].max())), -1, np.int32)
+    for number, route in enumerate(chosen.tolist()):
+        of = routes.of(route)
+        tokens = token_of[first_row[number] : first_row[number + 1]]
+        ids[tokens, place[int(routes.bank[route])], : of.shape[1]] = of
     return Choices(
-        ids[kept],
+        ids,
         tuple(banks),
         tuple(int(model["layers"][bank]) for bank in banks),
         tuple(int(model["experts"][bank]) for bank in banks),
         tuple(int(used[bank]) for bank in banks),
-        np.nonzero(kept)[0] + first,
+        clock,
     )
 
 

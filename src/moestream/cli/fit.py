@@ -34,7 +34,7 @@ def fit(
     check_same_model([prepare(trace, str(path)) for trace, path in zip(found, traces, strict=True)])
     model = found[0].meta["model"]
     made = make(
-        [from_trace(trace) for trace in found],
+        [from_trace(trace, str(path)) for trace, path in zip(found, traces, strict=True)],
         found[0].identity,
         str(model.get("name", "")),
         found[0].experts,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import moestream._core as _core
-from moestream.errors import BudgetError, RefusedError, UsageError
+from moestream.errors import BudgetError, MechanismError, RefusedError, UsageError
 from moestream.geometry import Geometry, split_budget
 from moestream.mechanism import Mechanism
 from moestream.members import POLICIES
@@ -40,7 +40,7 @@ class Policy:
 def parse_policies(text: str | None, load: Callable[[str], NDArray[np.float64]]) -> list[Policy]:
     """The policies of ``lru,sieve,belady``, of ``all``, or (None) the ones worth comparing; each once, in order.
     ``load`` reads the file of ``pinned:FILE``; ``pinned`` alone is seeded from the first half of the trace itself.
-    Raises UsageError for unknown names and MechanismError for a wrong argument."""
+    Raises UsageError for unknown names and wrong arguments, and what ``load`` does."""
     members = sorted(_core.policy_members())
     if text is None:
         words = [word for word in DEFAULT_POLICIES if word in (*members, BELADY)]
@@ -63,7 +63,11 @@ def _policy(word: str, load: Callable[[str], NDArray[np.float64]]) -> Policy:
         raise UsageError(f"no policy {word!r}{nearest} (known: {', '.join(known)}, all)")
     if word == "pinned":
         return Policy(word, first_half_counts)
-    canonical = Mechanism.parse(f"arena+{word}").policy
+    try:
+        canonical = Mechanism.parse(f"arena+{word}").policy
+    except MechanismError as error:
+        # Here it is a word of the command line, as an unknown policy is.
+        raise UsageError(f"policy {word!r}: {error}") from None
     if name == "pinned":
         priority = load(argument)
         return Policy(canonical, lambda recording: priority)
@@ -255,7 +259,7 @@ def check_same_model(recordings: Sequence[Recording]) -> None:
         if other.identity != first.identity or other.geometry != first.geometry:
             raise RefusedError(
                 f"{other.name} is of model {other.identity} and {first.name} of {first.identity}: "
-                "traces of different models are replayed one at a time"
+                "name traces of one model together"
             )
 
 

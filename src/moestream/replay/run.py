@@ -19,7 +19,7 @@ import moestream._core as _core
 from moestream.errors import MoestreamError, RefusedError, UsageError
 from moestream.geometry import PAGE, Geometry, Part
 from moestream.mechanism import Mechanism
-from moestream.trace import Trace
+from moestream.trace import Trace, no_routes
 from moestream.trace.trace import PHASES, Int, starts
 
 #: What no policy can beat: it knows the routes to come. Only replay has it.
@@ -108,19 +108,15 @@ class Recording:
 
 
 def prepare(trace: Trace, name: str = "") -> Recording:
-    """A trace's routes for replay. Raises RefusedError for one that cannot be: no experts, ids its model has not."""
+    """A trace's routes for replay. Raises RefusedError for one that has none, or whose experts do not come and go."""
     model, routes = trace.meta["model"], trace.routes
     experts = np.asarray(trace.experts, np.int64)
     if len(routes) == 0:
-        raise RefusedError(f"{name or 'the trace'} has no routes: record it with a model that has experts")
+        raise no_routes(trace, name or "the trace")
     if not model["parts"]:
         raise RefusedError(f"{name or 'the trace'} is of a model whose experts are too small to stream")
-    if routes.bank.min() < 0 or routes.bank.max() >= len(experts):
-        raise RefusedError(f"{name or 'the trace'} routes in bank {int(routes.bank.max())} of {len(experts)}")
     route = np.repeat(np.arange(len(routes)), np.diff(routes.id_start))
     bank = routes.bank[route]
-    if ((routes.ids < 0) | (routes.ids >= experts[bank])).any():
-        raise RefusedError(f"{name or 'the trace'} names experts that its model does not have")
     total = int(experts.sum())
     keys, counts = np.unique(route * total + trace.first_expert[bank] + routes.ids, return_counts=True)
     decoding = trace.steps["step"][trace.steps["phase"] == PHASES.index("decode")]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moestream.errors import RefusedError, UsageError
+from moestream.files import open_file
 from moestream.units import parse_size
+from moestream.values import Object, parse_json
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|ms|us)\s*")
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -67,22 +66,18 @@ def parse_duration(text: str) -> float:
 
 
 def _read_probe(path: Path) -> dict[str, float]:
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read the probe file {path}: {error.strerror}") from None
-    except ValueError:
-        raise RefusedError(
-            f"{path} is not JSON: a probe file is what `moestream probe --json` prints"
-        ) from None
-    if not isinstance(document, dict):
-        raise RefusedError(f"{path} holds no object: a probe file is what `moestream probe --json` prints")
     values = {}
-    for name in ("disk_bytes_per_s", "compute_s_per_token"):
-        value = document.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise RefusedError(f"{path}: {name} must be a number above zero, not {value!r}")
-        values[name] = float(value)
+    try:
+        with open_file(path, "make one with `moestream probe --json FILE`") as file:
+            document = Object(parse_json(file.read()))
+        for name in ("disk_bytes_per_s", "compute_s_per_token"):
+            if document.members.get(name) is None:
+                continue
+            values[name] = float(document.number(name))
+            if values[name] <= 0:
+                raise ValueError(f"{name} must be a number above zero")
+    except ValueError as error:
+        raise RefusedError(
+            f"{path}: {error}; a probe file is what `moestream probe --json FILE` writes"
+        ) from None
     return values

@@ -18,7 +18,8 @@ from moestream.trace.schema import META_KEY, SCHEMA_NAME, SCHEMA_VERSION, damage
 from moestream.values import Object, parse_json, whole_number, whole_numbers
 from moestream.version import __version__
 
-#: Of a model: more than any has by a factor of ten, and arrays of them still cost nothing.
+#: Of a bank, and of a model: eight times what llama.cpp takes; what analysis makes of as many still fits into memory.
+MOST_IN_BANK = 1 << 12
 MOST_EXPERTS = 1 << 20
 MOST_FRAME_BYTES = 1 << 40
 _MOST_LAYERS = (1 << 31) - 1
@@ -108,8 +109,8 @@ def _check_model(model: Object) -> None:
         if name in model:
             model.integer(name)
     layers = model.integers("layers", 0, _MOST_LAYERS)
-    experts = model.integers("experts", 1, MOST_EXPERTS)
-    used = model.integers("used", 1, MOST_EXPERTS)
+    experts = model.integers("experts", 1, MOST_IN_BANK)
+    used = model.integers("used", 1, MOST_IN_BANK)
     if not len(layers) == len(experts) == len(used) > 0:
         raise ValueError("model.layers, model.experts and model.used are not as many as its banks")
     if sum(experts) > MOST_EXPERTS:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moestream.errors import RefusedError
 from moestream.stats import Step
 
 Int = NDArray[np.int64]
@@ -122,6 +123,17 @@ class Trace:
     @property
     def identity(self) -> str:
         return str(self.meta["model"]["identity"])
+
+
+def no_routes(trace: Trace, name: str) -> RefusedError:
+    """What is said of a trace that holds no route, or none of which a token's choice is known."""
+    if not len(trace.steps.get("step", ())):
+        return RefusedError(f"{name} holds no steps, and so no routes: record a run that makes some text")
+    what = "no token's choice, only banks that were read whole," if len(trace.routes) else "no routes"
+    return RefusedError(
+        f"{name} holds {what} (it was recorded under {trace.meta['mechanism']}): record one under a mechanism that "
+        "looks at what the router chose, as with `moestream run --mechanism arena --trace FILE`"
+    )
 
 
 class TraceBuilder:
