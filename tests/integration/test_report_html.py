@@ -12,7 +12,7 @@ import pytest
 
 from moestream.cli.main import main
 from replay_traces import demo_trace
-from report_records import DEFAULT, MODEL, OTHER_BOX, a_bench, failed, run, save
+from report_records import DEFAULT, MODEL, OTHER_BOX, a_bench, failed, outcome, run, save, save_lab
 from trace_files import save_trace
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -71,9 +71,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     next(record for record in records if record["asked"] == "default")["trace"] = "prose.parquet"
     save(mine, records)
     other = save(directory / "other", [run("default", 10.0, box=OTHER_BOX)])
+    grid = {f"read/threads:{n}x{n}-of-a-name-that-is-long": outcome()["table"]["small"] for n in range(20)}
+    lab = save_lab(
+        directory / "lab", [outcome(), outcome("a-grid-with-a-long-name", "cannot tell", table=grid)]
+    )
     out = directory / "report.html"
     with pytest.raises(SystemExit) as ended:
-        main(["report", str(mine), str(other), "--html", str(out)])
+        main(["report", str(mine), str(other), str(lab), "--html", str(out)])
     assert ended.value.code == 0
     return out
 
@@ -86,8 +90,9 @@ def test_nothing_is_wider_than_the_window_and_the_console_is_silent(page: Path, 
     assert found["scroll"] == width
     assert found["beyond"] == []
     assert found["requests"] == 0
-    # Speed, steps, split, two caps token by token, curves and heat map; speed, split and tokens of the other box.
-    assert found["pictures"] == 10
+    # Speed, steps, split, two caps token by token, curves and heat map; speed, split and tokens of the other box; two
+    # experiments.
+    assert found["pictures"] == 12
 
 
 def test_the_check_sees_what_it_is_to_see(tmp_path: Path) -> None:

@@ -101,15 +101,23 @@ def bench(
     target = Path(json) if json not in (None, "-") else None
     if target is not None:
         check_writable(target, found.paths)
-    words = ["moestream", "bench", "demo" if model == "demo" else found.paths[0].name, "--ram", ram]
-    words += ["--mechanisms", mechanisms, "-n", str(tokens), "--repeats", str(repeats)]
+    words = ["--ram", ram, "--mechanisms", mechanisms, "-n", str(tokens), "--repeats", str(repeats)]
     for option, value, usual in (
-        ("--prompts", prompts.name if prompts is not None else None, None),
         ("--seconds", f"{seconds:g}", f"{_SECONDS:g}"),
         ("--ctx", ctx, _CTX),
         ("--threads", threads, None),
     ):
         words += [option, str(value)] if value != usual else []
+    words += ["--trace"] if trace else []
+    typed = [
+        "moestream",
+        "bench",
+        model,
+        *words,
+        *(["--prompts", str(prompts)] if prompts is not None else []),
+    ]
+    shown = ["moestream", "bench", "demo" if model == "demo" else found.paths[0].name, *words]
+    shown += ["--prompts", prompts.name] if prompts is not None else []
     request = Request(
         model=found,
         out=out or Path(f"bench-{datetime.datetime.now():%Y%m%d-%H%M%S}"),
@@ -123,12 +131,13 @@ def bench(
         threads=threads or Box().cpus(),
         ctx=ctx,
         trace=trace,
-        command=without_paths(shlex.join(words)),
+        command=without_paths(shlex.join(shown)),
     )
     if dry_run:
         _tell(request)
         return
-    summary = _measure(request, resume=resume, force=force)
+    go_on = shlex.join([*typed, "--out", str(request.out), "--resume"])
+    summary = _measure(request, go_on, resume=resume, force=force)
     if target is not None:
         write_json(target, summary)
     if json == "-":
@@ -139,8 +148,9 @@ def bench(
         raise MoestreamError(f"no run counts: {request.out / 'runs.jsonl'} says why of each")
 
 
-def _measure(request: Request, *, resume: bool, force: bool) -> dict[str, Any]:
-    """Make the runs that are not there; the summary. When it is stopped, what there is is summed up all the same."""
+def _measure(request: Request, go_on: str, *, resume: bool, force: bool) -> dict[str, Any]:
+    """Make the runs that are not there; the summary. When it is stopped, what there is is summed up all the same, and
+    ``go_on`` is what to type."""
     from moestream.lab.bench_ask import ask
     from moestream.lab.bench_journal import open_journal, read_runs
     from moestream.lab.bench_progress import display
@@ -162,7 +172,7 @@ def _measure(request: Request, *, resume: bool, force: bool) -> dict[str, Any]:
                 records = make_runs(asked.setup, slots, records, show, expected=asked.expected_s)
         except (KeyboardInterrupt, SystemExit):
             conclude(request.out, read_runs(request.out / RUNS), _probed(request))
-            print(f"stopped; go on with: {request.command} --out {request.out} --resume", file=errors)
+            print(f"stopped; go on with: {go_on}", file=errors)
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
