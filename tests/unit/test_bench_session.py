@@ -279,3 +279,10 @@ def test_one_run_alone_is_judged_and_appended(tmp_path: Path) -> None:
     record = run_arm(setup(tmp_path), SLOW, "one", experiment="alone", executor=Mock())
     assert (record["experiment"], record["round"], record["valid"]) == ("alone", 0, True)
     assert read_runs(tmp_path / "runs.jsonl") == [record]
+
+
+def test_a_report_says_how_runs_that_decode_for_long_end(tmp_path: Path) -> None:
+    summary = bench(tmp_path / "out", Mock(), repeats=1)
+    assert "ends with fewer" not in report(summary)
+    summary["setup"]["limit_s"] = 15.0
+    assert "; a run that decodes for 15 s ends with fewer, but never fewer than 11." in report(summary)

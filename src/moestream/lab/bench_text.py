@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moestream.lab.bench_arms import FEWEST_TOKENS
 from moestream.lab.statistics import WARM_UP_SHARE, WARM_UP_STEPS
 from moestream.units import format_bytes
 
@@ -89,7 +90,7 @@ def _heading(summary: Mapping[str, Any]) -> list[str]:
         f"Ceilings: {'; '.join(text for text in known if text) or 'not known'}.",
         f"Runs: {summary['valid_runs']} of {summary['runs']} count; {setup['tokens']} greedy tokens of "
         f"{len(setup['prompts'])} prompts, {_count(setup['repeats'], 'round')} whose order turns round, a fresh "
-        f"process and a cold start each, {_count(setup['threads'], 'thread')}.",
+        f"process and a cold start each, {_count(setup['threads'], 'thread')}{_limit(setup)}.",
         f"Left out of rates: the first {WARM_UP_STEPS} steps after the prompt, of a short run the first "
         f"{WARM_UP_SHARE:.0%}.",
         f"Noise floor: {f'{noise:.1%}' if noise is not None else 'not known'} (what `{setup['sentinel']}` differs by "
@@ -194,6 +195,16 @@ def _against(found: Mapping[str, Any] | None) -> tuple[str, str]:
 
 def _interval(found: Mapping[str, Any] | None) -> str:
     return _UNKNOWN if found is None else f"{found['value']:.2f} ({_range(found)})"
+
+
+def _limit(setup: Mapping[str, Any]) -> str:
+    """How runs that decode for too long end; '' for a benchmark without such a limit."""
+    limit = setup.get("limit_s")
+    return (
+        f"; a run that decodes for {limit:g} s ends with fewer, but never fewer than {FEWEST_TOKENS}"
+        if limit
+        else ""
+    )
 
 
 def _count(number: int, what: str) -> str:

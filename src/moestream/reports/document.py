@@ -38,6 +38,7 @@ def _group(group: Group, routing: Routing | None) -> dict[str, Any]:
         "ceilings": {**asdict(ceilings), "even_bytes": ceilings.even_bytes, "disk_s": ceilings.disk_s},
         "answers": headline(group),
         "notes": list(group.notes),
+        "doubts": [{**asdict(doubt), "kind": doubt.kind.value} for doubt in group.doubts],
         "arms": [_arm(arm, ceilings) for arm in group.arms],
         "routing": _routing(routing) if routing is not None else None,
         "commands": commands(group),

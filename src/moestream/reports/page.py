@@ -80,6 +80,8 @@ def _group(group: Group, routing: Routing | None, number: int, alone: bool) -> l
     if excluded is not None:
         parts.append(_card(table_html(excluded)))
     parts.append(_card(facts_html(tables.box_table(group))))
+    if group.doubts:
+        parts.append(_card(f"<h3>Doubts</h3>{_list('notes', tables.doubt_lines(group))}"))
     lines = "".join(f'<span class="line">{escape(line)}</span>' for line in commands(group))
     parts.append(_card(f"<h3>To repeat it</h3><pre>{lines}</pre>"))
     return [part for part in parts if part]

@@ -11,6 +11,7 @@ from typing import Any
 
 from moestream.errors import RefusedError
 from moestream.lab import statistics
+from moestream.lab.bench_doubts import Doubt, doubts
 from moestream.lab.bench_figures import Figure, cpu_per_token, floor_s, median
 from moestream.reports import figures
 from moestream.reports.figures import Estimate, Split, estimate
@@ -101,6 +102,7 @@ class Group:
     ceilings: Ceilings
     notes: tuple[str, ...] = field(default=())
     setup: dict[str, Any] = field(default_factory=dict)
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def runs(self) -> list[Record]:
@@ -186,7 +188,17 @@ def _group(
         ceilings,
         tuple(dict.fromkeys(notes)),
         result.setup,
+        _doubts(result.setup, records, ceilings),
     )
+
+
+def _doubts(setup: dict[str, Any], records: Sequence[Record], ceilings: Ceilings) -> tuple[Doubt, ...]:
+    """The bench's own doubts about its runs; () for records of anything else."""
+    if not setup.get("sentinel"):
+        return ()
+    sentinel = [record for record in records if record["arm"] == setup["sentinel"] and record["valid"]]
+    noise = statistics.noise_floor(sentinel)
+    return tuple(doubts(setup, records, noise, has_ceiling=ceilings.compute_s is not None))
 
 
 def _arms(records: Sequence[Record], setup: dict[str, Any]) -> list[Arm]:

@@ -161,6 +161,11 @@ def _run_name(record: Record) -> str:
     return f"{record['prompt']}, round {int(record['round']) + 1}"
 
 
+def doubt_lines(group: Group) -> list[str]:
+    """Why the figures may not mean what they seem to, each with what to type."""
+    return [f"{doubt.kind.value}: {doubt.text}; next: {doubt.next}" for doubt in group.doubts]
+
+
 def box_table(group: Group) -> Table:
     """What the box is, what was measured with, and the ceilings."""
     facts, ceilings, model = group.facts, group.ceilings, group.model

@@ -25,7 +25,8 @@ def sections(group: Group, routing: Routing | None) -> list[Table]:
 
 def _sentences(group: Group, routing: Routing | None) -> list[str]:
     lines = tables.headline(group) + (routing_lines(routing) if routing is not None else [])
-    return lines + [f"note: {note}" for note in group.notes]
+    lines += [f"note: {note}" for note in group.notes]
+    return lines + [f"doubt: {line}" for line in tables.doubt_lines(group)]
 
 
 def print_report(
