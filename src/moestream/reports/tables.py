@@ -34,6 +34,11 @@ def number(value: float | None, digits: int = 1, scale: float = 1.0) -> str:
     return UNKNOWN if value is None else f"{value * scale:.{digits}f}"
 
 
+def megabytes(value: float | None) -> str:
+    """Bytes as MB: small figures with a digit more."""
+    return number(value, 0 if value is None or value >= 100e6 else 1, 1e-6)
+
+
 def share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.0%}"
 
@@ -113,8 +118,8 @@ def work_table(group: Group) -> Table:
                 cap_text(arm.cap_bytes),
                 name_of(arm),
                 share(arm.of(bench_figures.hit_rate)),
-                number(arm.of(bench_figures.bytes_per_token), 0, 1e-6),
-                number(arm.of(bench_figures.asked_per_token), 0, 1e-6),
+                megabytes(arm.of(bench_figures.bytes_per_token)),
+                megabytes(arm.of(bench_figures.asked_per_token)),
                 number(split.stall_s if split else None, 1, 1e3),
                 number(split.compute_s if split else None, 1, 1e3),
                 number(split.memory_work_s if split else None, 1, 1e3),

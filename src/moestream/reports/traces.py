@@ -26,7 +26,7 @@ from moestream.replay.curves import DEFAULT_POLICIES, POOLED
 from moestream.reports.figures import saw_routes
 from moestream.reports.records import Record
 from moestream.reports.summary import Group
-from moestream.reports.tables import Table
+from moestream.reports.tables import Table, megabytes
 from moestream.trace.read import read_trace
 from moestream.trace.trace import Trace
 from moestream.units import format_bytes
@@ -186,7 +186,7 @@ def curve_table(found: Routing) -> Table:
         rows.append(
             (
                 f"{format_bytes(budget)} ({budget / found.expert_bytes:.0%})",
-                *("-" if cell is None else f"{cell / 1e6:.0f}" for cell in cells),
+                *map(megabytes, cells),
             )
         )
     notes = (
