@@ -83,6 +83,35 @@ def test_killed_at_any_moment_it_goes_on_and_shares_no_path(model: Path, tmp_pat
     assert (out / "report.md").read_text().startswith(f"# {model.name} within 150 MB")
 
 
+def test_ended_by_a_signal_it_sums_up_what_there_is(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("--mechanisms", "default", "--trace", "--threads", "1")
+    with subprocess.Popen(command(model, out, *words), stderr=subprocess.PIPE, text=True) as bench:
+        assert bench.stderr is not None
+        said = []
+        while sum("begins" in line for line in said) < 2:
+            said.append(bench.stderr.readline())
+            assert said[-1], "it ended by itself"
+        bench.terminate()
+        last = bench.stderr.read()
+    assert bench.returncode == 128 + signal.SIGTERM
+    assert re.search(r"\d+ runs of \d arms: about \d+", said[0])
+    assert f"go on with: moestream bench {model} --ram {_CAP}" in last
+    assert "--trace" in last
+    assert json.loads((out / "summary.json").read_text())["runs"] == 1
+    assert (out / "report.md").exists()
+
+
+def test_what_would_be_run_is_told_and_nothing_made(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run(model, out, "--mechanisms", "all", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    *arms, total = done.stdout.splitlines()
+    counts = [int(line.split()[0]) for line in arms if " x " in line]
+    assert re.fullmatch(rf"{sum(counts)} runs of {len(counts)} arms: about .*", total)
+    assert not out.exists()
+
+
 def test_wrong_words_are_refused_before_anything_is_made(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for words, code, says in (
