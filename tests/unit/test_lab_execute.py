@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from moestream.errors import BudgetError
+from moestream.lab.bench_arms import Arm
 from moestream.lab.execute import BoxExecutor
 from moestream.lab.experiment import ArmSpec
 from moestream.lab.experiment_plan import Job
+from moestream.lab.runs import Processes, Setup
 from moestream.model import read_model
 
 
@@ -30,3 +32,12 @@ def test_a_cap_that_is_too_little_leaves_its_runs_out_and_only_those(
 def test_caps_that_are_all_too_little_are_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="the smallest cap that works is"):
         BoxExecutor(read_model(tiny("olmoe")), tmp_path).begin([job(1 << 20)])
+
+
+def test_a_run_that_is_stuck_is_ended_and_says_so(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    setup = Setup(read_model(tiny("olmoe")), 1, 64, 8, 4, False, tmp_path, timeout_s=0.3)
+    ended = Processes().execute(setup, Arm("a", None, "resident"), ["sleep", "600"])
+    assert ended["returncode"] == -9
+    assert "it was stuck: ended after" in ended["error"]
+    in_time = Processes().execute(setup, Arm("a", None, "resident"), ["true"])
+    assert (in_time["returncode"], in_time["error"]) == (0, "")
