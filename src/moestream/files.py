@@ -28,6 +28,13 @@ def open_file(path: Path, remedy: str) -> BufferedReader:
         raise RefusedError(f"{path} cannot be read ({error.strerror or error}): {remedy}") from None
 
 
+def check_directory(path: Path, option: str) -> None:
+    """Raises UsageError unless the file that ``option`` names lies in a directory that is there (a link's target): to
+    be asked before any work is done."""
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory {path.parent}: make it first")
+
+
 def printable(name: str) -> str:
     """A name as text that every font and file takes: what cannot be shown is escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

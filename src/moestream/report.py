@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from moestream.box import Box, peak_rss_bytes
 from moestream.errors import RefusedError, UsageError
+from moestream.files import check_directory
 from moestream.stats import Step, phase_summary
 from moestream.version import __version__
 
@@ -122,8 +123,7 @@ def check_writable(path: Path, shards: Sequence[Path] = (), option: str = "--jso
     # A split model's other shards are not known yet, but nobody wants a model replaced.
     if path.exists() and (path.suffix == ".gguf" or any(path.samefile(shard) for shard in shards)):
         raise UsageError(f"{option} {path}: that is a model, name another file")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no directory {path.parent}")
+    check_directory(path, option)
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{option} {path}: the directory {path.parent} cannot be written to")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,45 @@ def test_a_fit_is_made_reported_and_readable(run: Run, tmp_path: Path) -> None:
     assert (made.wishes, len(made.maps), made.identity) == (3, 30, "0123456789abcdef")
 
 
+@pytest.mark.parametrize("command", [["trace", "show"], ["analyze"], ["replay"], ["fit", "--out", "new.npz"]])
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("..", ".. is not a regular file"),
+        (".", "'.' is no name of a trace"),
+        ("/", "'/' is no name of a trace"),
+        ("", "'.' is no name of a trace"),
+        ("/dev/null", "/dev/null is not a regular file"),
+        ("pipe", "pipe is not a regular file"),
+        ("empty", "empty is empty: nothing was recorded in it"),
+        ("x" * 300, "cannot be read (File name too long)"),
+    ],
+)
+def test_what_is_no_file_is_no_trace(
+    command: list[str], name: str, complaint: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    code, printed, said = run(*command, name)
+    assert code in (2, 3) and printed == ""
+    assert len(said.splitlines()) == 1 and complaint in said
+
+
+@pytest.mark.parametrize("name", [".", "/dev/null", "pipe", "empty"])
+@pytest.mark.parametrize("option", ["--probe", "--policy"])
+def test_what_is_no_file_is_no_probe_and_no_seed(
+    option: str, name: str, run: Run, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    word = name if option == "--probe" else f"pinned:{name}"
+    code, printed, said = run("replay", str(directory / "demo.parquet"), option, word)
+    assert (code, printed, len(said.splitlines())) == (3, "", 1)
+    assert name in said
+
+
 @pytest.mark.parametrize(
     "words, code, complaint",
     [
@@ -97,8 +137,49 @@ def test_a_fit_is_made_reported_and_readable(run: Run, tmp_path: Path) -> None:
         (["analyze", "demo.parquet", "--budget", "-5%"], 2, "budget '-5%'"),
         (["analyze", "demo.parquet", "--budget", "5 parsecs"], 2, "budget '5 parsecs'"),
         (["analyze", "demo.parquet", "--plot", "model.gguf"], 2, "a plot's name ends in .png, .svg, .pdf"),
-        (["analyze", "demo.parquet", "--json", "model.gguf"], 2, "model.gguf exists"),
+        (["analyze", "demo.parquet", "--json", "model.gguf"], 2, "model.gguf: that is a model"),
         (["fit", "demo.parquet", "--out", "model.gguf"], 2, "model.gguf exists and is no fit file"),
+        (
+            ["analyze", "none.parquet", "--json", "new/a.json"],
+            2,
+            "--json new/a.json: there is no directory new: make",
+        ),
+        (
+            ["analyze", "none.parquet", "--plot", "new/a.png"],
+            2,
+            "--plot new/a.png: there is no directory new: make",
+        ),
+        (
+            ["fit", "none.parquet", "--out", "new/a.npz"],
+            2,
+            "--out new/a.npz: there is no directory new: make it",
+        ),
+        (
+            ["replay", "none.parquet", "--plot", "new/a.png"],
+            2,
+            "--plot new/a.png: there is no directory new: make",
+        ),
+        (
+            ["replay", "none.parquet", "--json", "new/a"],
+            2,
+            "--json new/a: there is no directory new: make it first",
+        ),
+        (
+            ["trace", "export", "demo.parquet", "--csv", "new/a.csv"],
+            2,
+            "there is no directory new: make it first",
+        ),
+        (
+            ["make-model", "--arch", "llama", "--shape", "tiny", "--quant", "Q4_K", "--out", "new/a.gguf"],
+            2,
+            "--out new/a.gguf: there is no directory new: make it first",
+        ),
+        (
+            ["demo-model", "--out", "new/a.gguf"],
+            2,
+            "--out new/a.gguf: there is no directory new: make it first",
+        ),
+        (["fit", "demo.parquet", "--out", "."], 2, ". exists and is no fit file"),
         (["fit", "demo.parquet", "--out", "demo.parquet"], 2, "demo.parquet exists and is no fit file"),
         (["fit", "demo.parquet", "other.parquet", "--out", "new.npz"], 3, "feedfacefeedface"),
         (["fit", "short.parquet", "--out", "new.npz"], 3, "a trace of 3 tokens is too short"),

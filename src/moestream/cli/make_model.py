@@ -9,6 +9,7 @@ import typer
 
 from moestream.cli.making import making
 from moestream.errors import RefusedError
+from moestream.files import check_directory
 from moestream.make import ARCHITECTURES, SHAPES
 
 
@@ -29,6 +30,7 @@ def make_model(
 
     Right for bytes, compute and tests; its text is noise, and its routes say nothing about a trained model's.
     """
+    check_directory(out, "--out")
     if out.exists() and not force:
         raise RefusedError(f"{out} is there already: --force replaces it")
     # The making is imported here because it loads numpy and gguf, which --help can do without.

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moestream.box import cache_directory
 from moestream.errors import MoestreamError, RefusedError
+from moestream.files import check_directory
 from moestream.units import format_bytes
 
 if TYPE_CHECKING:
@@ -75,7 +77,8 @@ def write_model(
     """Write ``out`` with the given metadata and tensors, in order, and return it.
 
     The file is written under another name in the same directory and renamed at the end, so that ``out`` is
-    either the whole file or what it was before. Tensors begin at multiples of 32 bytes, or of what ``add_metadata`` has
+    either the whole file or what it was before; its directory must be there (see ``new_file``).
+    Tensors begin at multiples of 32 bytes, or of what ``add_metadata`` has
     set with ``add_custom_alignment``. Raises RefusedError when the disk has no room (found
     beforehand where it can be) and when the directory cannot be written.
     """
@@ -142,17 +145,23 @@ def _write_tensors(
 
 
 @contextmanager
-def new_file(out: Path, size_bytes: int) -> Iterator[Path]:
+def new_file(out: Path, size_bytes: int, option: str = "--out") -> Iterator[Path]:
     """A temporary path beside ``out`` that becomes ``out`` when the block ends well and is removed when it
-    does not."""
+    does not. ``option`` names the place on the command line.
+
+    Raises UsageError for a directory that is not there; only this program's own is made.
+    """
     temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    elsewhere = f"name another place with {option}"
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.absolute().is_relative_to(cache_directory()):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        check_directory(out, option)
         free = shutil.disk_usage(out.parent).free
         if free < size_bytes:
             raise RefusedError(
                 f"{out} needs {format_bytes(size_bytes)} and {out.parent} has {format_bytes(free)} free: "
-                "free some space or name another place with --out"
+                f"free some space or {elsewhere}"
             )
         try:
             yield temporary
@@ -163,8 +172,6 @@ def new_file(out: Path, size_bytes: int) -> Iterator[Path]:
         if error.errno in _NO_ROOM:
             raise RefusedError(
                 f"the disk filled up while writing {out} (no partial file is left): "
-                "free some space or name another place with --out"
+                f"free some space or {elsewhere}"
             ) from error
-        raise RefusedError(
-            f"cannot write {out}: {error.strerror or error}; name another place with --out"
-        ) from error
+        raise RefusedError(f"cannot write {out}: {error.strerror or error}; {elsewhere}") from error

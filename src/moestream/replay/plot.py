@@ -52,7 +52,7 @@ def draw(points: Sequence[Point], path: Path, title: str) -> None:
     figure.legend(
         *read.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
-    with new_file(path, _ROOM_BYTES) as temporary:
+    with new_file(path, _ROOM_BYTES, "--plot") as temporary:
         figure.savefig(temporary, format=path.suffix.lower().removeprefix("."))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from moestream.errors import RefusedError, UsageError
+from moestream.files import check_directory
 from moestream.trace.trace import Trace
 
 #: Column of the steps' table: field of a step.
@@ -73,8 +74,7 @@ def expert_rows(trace: Trace) -> Iterator[tuple[int, int, int]]:
 
 
 def _check(path: Path, columns: tuple[str, ...]) -> None:
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"--csv {path}: there is no directory {path.parent}: make it first")
+    check_directory(path, "--csv")
     if not path.exists():
         return
     header = ",".join(columns).encode()

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from moestream.errors import RefusedError, UsageError
-from moestream.files import exists, open_file
+from moestream.files import check_directory, exists, open_file
 from moestream.stats import Step
 from moestream.trace.meta import complete_meta, parse_meta
 from moestream.trace.read import STREAM_MAGIC, is_trace, partial_of, partial_stream, whole_batches
@@ -174,8 +174,7 @@ def check_target(path: Path, model_paths: Sequence[str | Path] = ()) -> None:
         raise UsageError("--trace: an empty name: name a .parquet file")
     if path.suffix != ".parquet":
         raise UsageError(f"--trace {path}: a trace is a Parquet file: name it {path.with_suffix('.parquet')}")
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"--trace {path}: there is no directory {path.parent}: make it first")
+    check_directory(path, "--trace")
     if not exists(path):
         return
     if any(exists(Path(model)) and path.samefile(model) for model in model_paths):
