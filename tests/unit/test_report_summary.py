@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from moestream.errors import RefusedError
 from moestream.reports import Group, read_results, summarize
 from moestream.reports.figures import estimate, split
 from moestream.reports.summary import Arm, paired, short
-from moestream.reports.tables import comparison, excluded_table, headline
+from moestream.reports.tables import comparison, excluded_table, headline, speed_table, work_table
+from moestream.reports.text import print_report
 from report_records import BOX, DEFAULT, MODEL, OTHER_BOX, a_bench, failed, run, save
 
 #: The geometric mean of what the default does on the three prompts of ``a_bench``: 10, 5 and 3.33 tokens a second.
@@ -200,3 +202,25 @@ def test_labels_under_one_cap_differ(tmp_path: Path) -> None:
     (group,) = groups_of(tmp_path / "a", [run(arm="one"), run(arm="two"), run("stock")])
     labels = [arm.label for arm in group.arms]
     assert labels == ["stock", "arena+uring:8+lfu-decay:16 [one]", "arena+uring:8+lfu-decay:16 [two]"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [50, 110])
+def test_a_narrow_terminal_loses_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    groups = groups_of(tmp_path / "a", a_bench())
+    out = Terminal()
+    print_report(groups, [None], [], out)
+    words = out.getvalue().split()
+    for table in (speed_table(groups[0]), work_table(groups[0])):
+        for row in table.rows:
+            for cell in row[table.heads :]:
+                assert all(word in words for word in cell.split()), cell
+    assert DEFAULT.removesuffix("+none+anon") in words

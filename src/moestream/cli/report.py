@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from moestream.reports import Group
     from moestream.reports.traces import Routing
 
-#: What is piped has no width: a table cut to 80 columns would lose figures.
-_PIPED_WIDTH = 160
 #: What a bench or an experiment wrote: never replaced by a report.
 _MEASUREMENTS = ("setup.json", "summary.json", "verdict.json")
 #: Room that a report needs at most.
@@ -74,7 +72,7 @@ def report(
     elif markdown == "-":
         print(as_markdown(groups, routings, labs), end="")
     else:
-        print_report(groups, routings, labs, sys.stdout, None if sys.stdout.isatty() else _PIPED_WIDTH)
+        print_report(groups, routings, labs, sys.stdout)
     for path, _ in outputs:
         print(f"wrote {path}", file=sys.stderr)
 

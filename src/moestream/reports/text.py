@@ -13,6 +13,8 @@ from moestream.reports.tables import Table
 from moestream.reports.traces import Routing, curve_table, routing_lines
 
 _BAR = 24
+#: What is piped has no width, and is given this one; a terminal that has less gets narrower tables.
+_PIPED_WIDTH = 160
 
 
 def sections(group: Group, routing: Routing | None) -> list[Table]:
@@ -34,12 +36,11 @@ def print_report(
     routings: Sequence[Routing | None],
     labs: Sequence[Lab],
     file: IO[str],
-    width: int | None,
 ) -> None:
-    """Everything for a terminal of ``width`` columns (None: as wide as it is); ``routings``: what each group's traces
-    say."""
+    """Everything for a terminal, or for a file; ``routings``: what each group's traces say."""
     from rich.console import Console
 
+    width = None if file.isatty() else _PIPED_WIDTH
     console = Console(file=file, width=width, highlight=False, markup=False)
     together = tables.comparison(groups)
     if together is not None:
@@ -100,8 +101,12 @@ def bars(group: Group) -> list[str]:
 
 
 def _print_table(console: Any, table: Table) -> None:
+    """A table whose figures are never cut or folded: where there is little room, intervals stand under their value."""
     from rich import box
     from rich.table import Table as RichTable
+
+    def narrow(text: str, mark: str) -> str:
+        return text.replace(f" {mark}", f"\n{mark}") if console.width < _PIPED_WIDTH else text
 
     drawn = RichTable(
         title=table.title,
@@ -110,13 +115,28 @@ def _print_table(console: Any, table: Table) -> None:
         pad_edge=False,
         show_header=any(table.columns),
     )
+    shown = [
+        [narrow(cell, "(") if at >= table.heads else cell for at, cell in enumerate(row)]
+        for row in table.rows
+    ]
     for at, column in enumerate(table.columns):
+        figure = at >= table.heads
+        heading = narrow(column, "") if figure else column
+        whole = figure or at == 0 or column == "mechanism"
+        lines = [line for cell in (heading, *(row[at] for row in shown)) for line in cell.splitlines()]
         drawn.add_column(
-            column, justify="left" if at < table.heads else "right", overflow="fold", no_wrap=at < 2
+            heading,
+            justify="right" if figure else "left",
+            overflow="fold",
+            min_width=max(map(len, lines), default=0) if whole else None,
         )
-    for row in table.rows:
+    for row in shown:
         drawn.add_row(*row)
-    console.print(drawn)
+    needed = console.measure(drawn).minimum
+    if needed > console.width:
+        # The terminal wraps its lines: better than figures that are lost.
+        drawn.width = needed
+    console.print(drawn, crop=False)
     for note in table.notes:
         console.print(f"  {note}")
     console.print()
