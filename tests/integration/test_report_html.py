@@ -70,7 +70,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_trace(trace, mine / "prose.parquet")
     next(record for record in records if record["asked"] == "default")["trace"] = "prose.parquet"
     save(mine, records)
-    other = save(directory / "other", [run("default", 10.0, box=OTHER_BOX)])
+    # As many arms as `bench --mechanisms all` has.
+    many = [run(f"arena+uring:{depth}+lru", 10.0 + depth, box=OTHER_BOX) for depth in range(1, 38)]
+    other = save(directory / "other", [run("default", 10.0, box=OTHER_BOX), *many])
     grid = {f"read/threads:{n}x{n}-of-a-name-that-is-long": outcome()["table"]["small"] for n in range(20)}
     lab = save_lab(
         directory / "lab", [outcome(), outcome("a-grid-with-a-long-name", "cannot tell", table=grid)]

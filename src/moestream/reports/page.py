@@ -19,6 +19,8 @@ from moestream.reports.traces import Routing, curve_table
 from moestream.version import __version__
 
 #: A figure and the interval behind it, as `tables.with_interval` writes them.
+#: A longer name of a figure takes a line of its own on a phone.
+_LONG_LABEL = 16
 _WORDS = (AGREES, DISAGREES, CANNOT_TELL)
 _INTERVAL = re.compile(r"([^()]+) \(([^()]+ … [^()]+)\)")
 
@@ -195,5 +197,6 @@ def _cell(at: int, cell: str, table: Table, shown: bool) -> str:
     if at < table.heads:
         return f'<td class="text"{label}>{escape(cell)}</td>'
     text = _INTERVAL.sub(r'<span>\1<span class="range">\2</span></span>', escape(cell))
-    kind = "figure long" if text != escape(cell) else "figure"
+    wide = text != escape(cell) or len(table.columns[at]) > _LONG_LABEL
+    kind = "figure long" if wide else "figure"
     return f'<td class="{kind}"{label}>{text}</td>'

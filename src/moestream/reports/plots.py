@@ -32,6 +32,8 @@ from moestream.reports.tables import cap_text, name_of, with_interval
 
 #: A token whose time is so many times the other arms' would leave them no room: its bar is cut, and says so.
 _CUT = 4.0
+#: More lines than this in one picture nobody can tell apart; more steps are no ladder.
+_MOST_LINES, _MOST_STEPS = 9, 14
 #: Tokens of the line drawn through the noise of single ones.
 _SMOOTH = 9
 
@@ -199,7 +201,8 @@ def _stack(rows: Rows, at: float, split: Split, edge: float) -> None:
 
 def series(group: Group, cap: int | None, name: str) -> Picture | None:
     """Each token's time, a panel a prompt, of each arm the first valid run; None of nothing to draw."""
-    arms, look = group.under(cap), looks(group)
+    arms, look = _told_apart(group.under(cap)), looks(group)
+    left_out = len(group.under(cap)) - len(arms)
     prompts = list(dict.fromkeys(str(record["prompt"]) for arm in arms for record in arm.runs))
     if not prompts:
         return None
@@ -210,7 +213,9 @@ def series(group: Group, cap: int | None, name: str) -> Picture | None:
         count = len(prompts)
         across = 1 if narrow else min(count, 3)
         down = -(-count // across)
-        figure.set_figheight(down * (2.3 if narrow else 2.9) + 0.35 * (len(arms) if narrow else 2) + 0.4)
+        figure.set_figheight(
+            down * (2.3 if narrow else 2.9) + 0.2 * (len(arms) if narrow else -(-len(arms) // 2)) + 0.9
+        )
         panels = figure.subplots(down, across, sharey=True, squeeze=False).flatten()
         for axes, prompt in zip(panels, prompts, strict=False):
             axes.grid(True, axis="y")
@@ -236,8 +241,18 @@ def series(group: Group, cap: int | None, name: str) -> Picture | None:
 
     caption = (
         f"Pale: single tokens; strong: the median of {_SMOOTH} around each. The first valid run of each arm."
-    )
+    ) + (f" {left_out} slower arms are left out." if left_out else "")
     return picture(name, f"Token by token, {cap_text(cap)}", caption, draw)
+
+
+def _told_apart(arms: Sequence[Arm]) -> list[Arm]:
+    """At most so many as can be told apart, in their order: stock, the default, and the fastest."""
+
+    def rank(arm: Arm) -> tuple[bool, float]:
+        return not (arm.is_stock or arm.default), -(arm.rate.value if arm.rate is not None else 0.0)
+
+    kept = sorted(arms, key=rank)[:_MOST_LINES]
+    return [arm for arm in arms if arm in kept]
 
 
 def _line(axes: Any, record: Record, arm: Arm, look: Look) -> None:
@@ -278,10 +293,10 @@ def _time_limits(arms: Sequence[Arm], group: Group) -> tuple[float, float]:
 
 
 def waterfall(group: Group, cap: int | None, name: str) -> Picture | None:
-    """From arm to arm under one cap, in their order, stock first; None of fewer than three. A step whose interval holds
-    no change at all is drawn as none shown."""
+    """From arm to arm under one cap, in their order, stock first; None of fewer than three or too many. A step whose
+    interval holds no change at all is drawn as none shown."""
     arms = [arm for arm in group.under(cap) if arm.rate is not None]
-    if len(arms) < 3:
+    if not 3 <= len(arms) <= _MOST_STEPS:
         return None
     rates = [arm.rate.value for arm in arms if arm.rate is not None]
     steps = [figures.estimate(paired(arm.runs, before.runs)) for before, arm in pairwise(arms)]
