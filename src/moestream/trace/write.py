@@ -188,10 +188,7 @@ def _lock_partial(target: Path) -> IO[bytes]:
     of a run that was cut short, RefusedError when it cannot be made."""
     partial = partial_of(target)
     while True:
-        try:
-            file = partial.open("ab")
-        except OSError as error:
-            raise write_error(target, error) from None
+        file = _open_partial(target)
         try:
             lock(file, target)
             if _holds_steps(partial):
@@ -210,6 +207,18 @@ def _lock_partial(target: Path) -> IO[bytes]:
             file.truncate(0)
             return file
         file.close()
+
+
+def _open_partial(target: Path) -> IO[bytes]:
+    """The partial file beside ``target`` for appending, made where there is none. Raises UsageError for something else
+    of its name (a pipe would wait for its reader), RefusedError when it cannot be made."""
+    partial = partial_of(target)
+    if exists(partial) and not partial.is_file():
+        raise UsageError(f"{partial} is not a regular file: remove it or name another trace")
+    try:
+        return partial.open("ab")
+    except OSError as error:
+        raise write_error(target, error) from None
 
 
 def _remove_partial(file: IO[bytes], target: Path) -> None:
@@ -293,7 +302,7 @@ def recover(path: Path) -> int:
         raise UsageError(f"there is no {partial}: nothing to recover")
     check_target(target)
     try:
-        with partial.open("ab") as file:
+        with _open_partial(target) as file:
             lock(file, target)
             with partial_stream(partial) as stream:
                 parse_meta(partial, stream.schema.metadata)
