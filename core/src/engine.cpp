@@ -54,18 +54,18 @@ Engine::Engine(SlabIndex index, EngineOptions options)
     predictor_ = Registry<PredictorFactory>::instance().find(options_.predictor, argument)(
         index_, ops_, argument, options_.store_options.seeds);
     options_.optional_banks.resize(index_.banks().size());
-    chunked_.resize(index_.banks().size());
+    chunks_of_.resize(index_.banks().size(), kNone);
     uint32_t widest = 0;
     for (uint32_t b = 0; b < index_.banks().size(); ++b) {
         const auto& bank = index_.banks()[b];
         widest = std::max(widest, bank.count);
         const auto layer = static_cast<size_t>(bank.layer);
         if (bank_of_layer_.size() <= layer) bank_of_layer_.resize(layer + 1, kNone);
-        // A second bank of a layer (chunk experts) has a second choice we do not follow: it is read whole.
+        // A second bank of a layer (chunk experts) has a second choice we do not follow: it is read whole, there.
         if (bank_of_layer_[layer] == kNone) {
             bank_of_layer_[layer] = b;
         } else {
-            chunked_[bank_of_layer_[layer]] = true;
+            chunks_of_[bank_of_layer_[layer]] = b;
             options_.optional_banks[b] = true;
         }
     }
@@ -165,6 +165,9 @@ void Engine::begin_step() {
     ids_ = nullptr;
     logits_ = nullptr;
     bank_ = kNone;
+    whole_ = false;
+    unseen_ = false;
+    uncomputed_ = kNone;
     last_bank_ = kNone;
     pass_tokens_ = 0;
     wish_.clear();
@@ -207,6 +210,7 @@ bool Engine::on_node(abi::Tensor* node, bool ask, void* engine) {
     // Nothing may be thrown through llama.cpp's frames: the abort callback carries the failure out.
     try {
         if (ask) return self.ask(*node);
+        self.uncomputed_ = kNone;
         self.computed(*node);
     } catch (const std::exception& error) {
         self.fail(error.what());
@@ -220,15 +224,21 @@ bool Engine::ask(const abi::Tensor& node) {
     if (layer_of(node.name, kLogits) >= 0) logits_ = &node;
     const int32_t layer = layer_of(node.name, kTopk);
     if (layer < 0 || static_cast<size_t>(layer) >= bank_of_layer_.size()) return false;
-    const uint32_t bank = bank_of_layer_[layer];
-    // Where a layer has chunk experts beside the routed ones, the second choice of a pass is theirs.
-    return bank != kNone && !(chunked_[bank] && seen_[bank] != 0 && last_bank_ == bank);
+    return bank_of_layer_[layer] != kNone;
+}
+
+// Where a layer has chunk experts beside the routed ones, the second choice of a pass is theirs.
+bool Engine::chooses_chunks(uint32_t bank) const {
+    return chunks_of_[bank] != kNone && seen_[bank] != 0 && last_bank_ == bank;
 }
 
 void Engine::computed(const abi::Tensor& node) {
     const int32_t layer = layer_of(node.name, kTopk);
     if (layer < 0) return;
+    unseen_ = false;
     const uint32_t bank = bank_of_layer_[layer];
+    // Here and not at its matmul: pages may move only when what was asked about before has been computed.
+    if (chooses_chunks(bank)) return static_cast<void>(route_all(chunks_of_[bank]));
     const auto& shape = index_.banks()[bank];
     if (node.type != abi::kTypeI32 || node.data == nullptr) return fail(std::string(node.name) + " holds no ids");
     const auto tokens = static_cast<uint32_t>(node.ne[1]);
@@ -259,6 +269,7 @@ void Engine::computed(const abi::Tensor& node) {
         count_[id] = 0;
     }
     bank_ = bank;
+    whole_ = false;
     ids_ = &node;
     if (!store_->route(bank, routed_, token_, std::max(pass_tokens_, 1u))) return;
     const auto predicted = predictor_->predict({bank, routed_, node, logits_});
@@ -294,6 +305,7 @@ bool Engine::route_all(uint32_t bank) {
     wish_.clear();
     for (uint32_t id = 0; id < shape.count; ++id) routed_.push_back({shape.first_expert + id, 1});
     bank_ = bank;
+    whole_ = true;
     if (recorder_ != nullptr) {
         recorder_->route(bank, token_, std::max(pass_tokens_, 1u), 1, shape.count);
         for (uint32_t id = 0; id < shape.count; ++id) recorder_->id(static_cast<int32_t>(id));
@@ -304,12 +316,21 @@ bool Engine::route_all(uint32_t bank) {
 bool Engine::ask_matmul(const abi::Tensor& node) {
     const auto place = store_->place(node.src[0]->data);
     if (place.tensor == kNone) return false;
-    if (bank_ != place.bank || !same_ids(node.src[2], ids_)) {
+    if (bank_ != place.bank || !(whole_ || same_ids(node.src[2], ids_))) {
+        // Making room for this bank now could take experts that the matmuls before this one are still to read.
+        if (uncomputed_ != kNone && uncomputed_ != place.bank) {
+            fail("layer " + std::to_string(index_.banks()[place.bank].layer) +
+                 " multiplies experts that no route was seen of: this llama.cpp routes in a way this engine does not see");
+            return false;
+        }
         if (!route_all(place.bank)) return false;
-        ids_ = node.src[2];
+        unseen_ = true;
     }
+    uncomputed_ = place.bank;
     if (!store_->wait(place.tensor)) return false;
     pump();
+    // The next bank will make room at its matmul too: nothing may be uncomputed then.
+    if (unseen_) return true;
     // Cut behind this matmul only when another of the bank still waits for its bytes.
     const auto& tensors = index_.banks()[place.bank].tensors;
     return std::any_of(tensors.begin(), tensors.end(), [this](uint32_t tensor) { return store_->pending(tensor); });

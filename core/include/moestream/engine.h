@@ -73,6 +73,7 @@ class Engine {
   private:
     bool ask(const abi::Tensor& node);
     void computed(const abi::Tensor& node);
+    bool chooses_chunks(uint32_t bank) const;
     bool ask_matmul(const abi::Tensor& node);
     bool route_all(uint32_t bank);
     void begin_pass(uint32_t bank, uint32_t tokens);
@@ -90,7 +91,7 @@ class Engine {
     std::unique_ptr<LoadScope> scope_;
     std::vector<char*> mapped_before_;     // the shards' mappings that are not of this load
     std::vector<uint32_t> bank_of_layer_;  // by layer, kNone
-    std::vector<bool> chunked_;            // by bank: its layer has a bank of chunk experts too
+    std::vector<uint32_t> chunks_of_;      // by bank, its layer's bank of chunk experts, kNone
     std::optional<Failure> failure_;
     std::exception_ptr load_error_;
     std::atomic<bool> cancelled_{false};
@@ -99,6 +100,9 @@ class Engine {
     const abi::Tensor* ids_ = nullptr;
     const abi::Tensor* logits_ = nullptr;
     uint32_t bank_ = kNone;
+    bool whole_ = false;                   // all experts of bank_ are routed: any choice of them is covered
+    bool unseen_ = false;                  // no node said what bank_ is routed to: it was read whole at its matmul
+    uint32_t uncomputed_ = kNone;          // the bank of matmuls asked about since the last cut
     std::vector<uint32_t> count_;          // by id, of the bank being routed
     std::vector<RoutedExpert> routed_;
     std::vector<uint32_t> wish_;           // experts to read early, once no demand is in flight
