@@ -15,7 +15,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, quants
 
 from moestream.errors import RefusedError, UsageError
-from moestream.make import ARCHITECTURES, SHAPES, demo_path, make_model
+from moestream.make import SHAPES, demo_path, make_model
 from moestream.make import output as output_module
 from moestream.make.dense import TracedModel
 from moestream.make.ggml import ggml_base
@@ -24,6 +24,7 @@ from moestream.make.quantize import RandomWeights, quantize_rows
 from moestream.make.random_model import lay_out, parse_quant
 from moestream.make.shapes import check_shape, parse_shape
 from moestream.make.tokenizer import SMALLEST_VOCAB
+from moestream.make.written import WRITTEN
 
 PAGE = 4096
 TEXT = "Grüße, world! the first line\nand the second\n"
@@ -58,7 +59,7 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("arch", sorted(WRITTEN))
 def test_llama_cpp_runs_every_architecture(arch: str, tiny) -> None:
     """It loads, gives finite logits, routes every layer that has experts, and not all tokens the same way."""
     routes: dict[int, list[np.ndarray]] = {}
@@ -77,14 +78,14 @@ def test_llama_cpp_runs_every_architecture(arch: str, tiny) -> None:
     with TracedModel(tiny(arch), "ffn_moe_topk-", take) as model:
         logits = model.feed(model.tokenize(TEXT))
     assert np.isfinite(logits).all() and logits.std() > 0.1
-    first = shape.leading_dense if ARCHITECTURES[arch].dense else 0
+    first = shape.leading_dense if WRITTEN[arch].dense else 0
     assert sorted(routes) == list(range(first, shape.layers))
     for chosen in routes.values():
         assert chosen.min() >= 0 and chosen.max() < shape.experts
         assert len({tuple(sorted(row)) for row in chosen.tolist()}) > 4
 
 
-@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("arch", sorted(WRITTEN))
 def test_slabs_of_tiny_models_are_several_pages(arch: str, tiny) -> None:
     tensors = {tensor.name: tensor for tensor in GGUFReader(tiny(arch)).tensors}
     slabs = [t.n_bytes // int(t.shape[2]) for name, t in tensors.items() if name.endswith("_exps.weight")]
@@ -267,6 +268,37 @@ def test_merged_gate_and_up_is_one_tensor_of_the_same_architecture(tiny) -> None
     assert reader.fields["general.architecture"].contents() == "deepseek2"
     assert list(tensors["blk.1.ffn_gate_up_exps.weight"].shape) == [256, 1024, 8]
     assert "blk.1.ffn_gate_exps.weight" not in tensors
+
+
+def test_tensors_of_other_architectures_are_what_llama_cpp_asks_for(tmp_path: Path) -> None:
+    fused, apart = (
+        {
+            tensor.name: tensor
+            for tensor in GGUFReader(make_model(arch, "tiny", "Q4_K", tmp_path / arch)).tensors
+        }
+        for arch in ("gemma4", "gemma4-apart")
+    )
+    assert list(fused["blk.0.ffn_gate_up_exps.weight"].shape) == [256, 1024, 8]
+    assert list(apart["blk.0.ffn_gate_exps.weight"].shape) == [256, 512, 8]
+    assert "blk.0.ffn_gate_up_exps.weight" not in apart
+    assert {"blk.0.ffn_gate_inp.scale", "blk.0.ffn_norm.weight"} <= set(fused)
+
+
+def test_a_token_table_names_different_experts_for_a_token(tmp_path: Path) -> None:
+    path = make_model("deepseek4", "tiny", "Q4_K", tmp_path / "model.gguf")
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    table = np.asarray(tensors["blk.0.ffn_gate_tid2eid.weight"].data)
+    assert table.dtype == np.int32 and table.shape == (320, 2)
+    assert table.min() == 0 and table.max() == 7 and (table[:, 0] != table[:, 1]).all()
+
+
+def test_a_shape_llama_cpp_cannot_load_is_refused_in_its_words(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError,
+        match=r"makes no deepseek4 of it, as floats in memory: .*(GGML_ASSERT|error loading model)",
+    ):
+        make_model("deepseek4", "tiny,experts=2000", "Q4_K", tmp_path / "model.gguf")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sizes_of_types_agree_with_ggml() -> None:

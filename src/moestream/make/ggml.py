@@ -1,4 +1,4 @@
-"""ggml's own functions, bound once: names of tensors, and its quantizer.
+"""ggml's own functions, bound once: names of tensors, its quantizer, and headers of GGUF files.
 
 The library is the one llama-cpp-python carries and has loaded; nothing is built or copied here.
 """
@@ -8,6 +8,13 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from typing import Any
+
+
+class GgufParameters(ctypes.Structure):
+    """``struct gguf_init_params``; with a null ``ctx`` no tensors are made."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_get_name": (ctypes.c_char_p, [ctypes.c_void_p]),
@@ -20,6 +27,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         ctypes.c_size_t,
         [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p],
     ),
+    "gguf_init_from_file": (ctypes.c_void_p, [ctypes.c_char_p, GgufParameters]),
+    "gguf_init_empty": (ctypes.c_void_p, []),
+    "gguf_add_tensor": (None, [ctypes.c_void_p, ctypes.c_void_p]),
+    "gguf_write_to_file": (ctypes.c_bool, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool]),
 }  # fmt: skip
 
 

@@ -3,8 +3,10 @@ compute."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -12,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from moestream.errors import UsageError
+from moestream.make.ask import asked_tensors
 from moestream.make.output import Progress, TensorSpec, write_model
 from moestream.make.quantize import RandomWeights
 from moestream.make.shapes import (
     Shape,
     check_shape,
+    find_architecture,
     llama_name,
     model_keys,
     model_tensors,
@@ -29,7 +33,7 @@ _TYPE = gguf.GGMLQuantizationType
 _F32 = _TYPE.F32
 
 #: Types ggml's quantizer makes and its CPU backend multiplies with.
-_QUANTS = (
+QUANTS = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0",
     "MXFP4", "NVFP4",
@@ -39,6 +43,12 @@ _KEY_TYPES = {
     int: gguf.GGUFValueType.UINT32,
     float: gguf.GGUFValueType.FLOAT32,
 }
+#: Names that are not one type but a rule for several.
+MIXTURES = ("Q4_K_M",)
+#: Matrices that llama.cpp's own quantizer leaves alone, and some its graphs want as floats.
+_UNQUANTIZED = re.compile(
+    r"norm|ffn_gate_inp|conv1d|shortconv\.conv|\.ssm_[ad]\b|hc_|_ape|token_types|position_embd|rel_b|scale"
+)
 #: Standard deviation of a router's logits: the chosen experts' weights differ, but none takes all.
 _ROUTER_SPREAD = 1.5
 
@@ -68,12 +78,12 @@ def _gets_better(name: str, layers: int) -> bool:
 
 
 def parse_quant(text: str) -> Recipe:
-    """The recipe of a name of ``_QUANTS`` or of ``Q4_K_M``. Raises UsageError with the nearest names."""
+    """The recipe of a name of ``QUANTS`` or ``MIXTURES``. Raises UsageError with the nearest names."""
     name = text.upper()
     if name == "Q4_K_M":
         return Recipe(_TYPE.Q4_K, _TYPE.Q4_K, _TYPE.Q6_K)
-    if name not in _QUANTS:
-        raise UsageError(f"unknown quantisation {text!r}: {nearest(name, (*_QUANTS, 'Q4_K_M'))}")
+    if name not in QUANTS:
+        raise UsageError(f"unknown quantisation {text!r}: {nearest(name, (*QUANTS, *MIXTURES))}")
     kind: gguf.GGMLQuantizationType = getattr(_TYPE, name)
     # Files in the 4-bit float types keep everything but the experts in eight bits.
     return Recipe(kind, _TYPE.Q8_0 if name in ("MXFP4", "NVFP4") else kind)
@@ -99,8 +109,8 @@ def lay_out(arch: str, shape: Shape, quant: str) -> Layout:
     """
     recipe = parse_quant(quant)
     specs, fallbacks = [], []
-    for name, extents in model_tensors(arch, shape):
-        kind = _F32 if _stays_f32(name, extents) else recipe.wanted(name, shape.layers)
+    for name, extents in tensors_of(arch, shape):
+        kind = _kind_of(name, extents, recipe, shape.layers)
         if extents[0] % gguf.GGML_QUANT_SIZES[kind][0]:
             block = gguf.GGML_QUANT_SIZES[kind][0]
             if "_exps" in name:
@@ -117,8 +127,41 @@ def lay_out(arch: str, shape: Shape, quant: str) -> Layout:
     return Layout(specs, fallbacks)
 
 
+@cache
+def tensors_of(arch: str, shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
+    """Every tensor of the model in file order, (name, extents with ne0 first)."""
+    entry = find_architecture(arch)
+    if not entry.asked:
+        return model_tensors(arch, shape)
+    tensors = []
+    for name, extents in asked_tensors(llama_name(arch), lambda writer: _add_metadata(writer, arch, shape)):
+        if entry.without and re.search(entry.without, name):
+            continue
+        if entry.apart and ".ffn_gate_up_exps." in name:
+            half = (extents[0], extents[1] // 2, *extents[2:])
+            tensors += [(name.replace("gate_up", role), half) for role in ("gate", "up")]
+        else:
+            tensors.append((name, extents))
+    return tensors
+
+
+def _add_metadata(writer: gguf.GGUFWriter, arch: str, shape: Shape) -> None:
+    for key, value in model_keys(arch, shape).items():
+        if isinstance(value, list):
+            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, _KEY_TYPES[type(value[0])])
+        else:
+            writer.add_key_value(key, value, _KEY_TYPES[type(value)])
+    add_tokenizer(writer, shape.vocab)
+
+
+def _kind_of(name: str, extents: tuple[int, ...], recipe: Recipe, layers: int) -> gguf.GGMLQuantizationType:
+    if "tid2eid" in name:
+        return _TYPE.I32
+    return _F32 if _stays_f32(name, extents) else recipe.wanted(name, layers)
+
+
 def _stays_f32(name: str, extents: tuple[int, ...]) -> bool:
-    return len(extents) == 1 or name.endswith(".bias") or "ffn_gate_inp" in name
+    return len(extents) == 1 or name.endswith(".bias") or _UNQUANTIZED.search(name) is not None
 
 
 def build_model(
@@ -132,19 +175,22 @@ def build_model(
 
     def add_metadata(writer: gguf.GGUFWriter) -> None:
         writer.add_name(f"random {arch} {shape_text} {quant} seed {seed}")
-        for key, value in model_keys(arch, shape).items():
-            writer.add_key_value(key, value, _KEY_TYPES[type(value)])
-        add_tokenizer(writer, shape.vocab)
+        _add_metadata(writer, arch, shape)
 
-    sources = [(spec, _chunks(weights, spec, number, seed)) for number, spec in enumerate(layout.specs)]
+    sources = [
+        (spec, _chunks(weights, spec, number, shape.experts)) for number, spec in enumerate(layout.specs)
+    ]
     return write_model(out, llama_name(arch), add_metadata, sources, progress)
 
 
 def _chunks(
-    weights: RandomWeights, spec: TensorSpec, number: int, seed: int
+    weights: RandomWeights, spec: TensorSpec, number: int, experts: int
 ) -> Callable[[], Iterable[npt.NDArray[np.uint8]]]:
-    if len(spec.shape) == 1 or spec.name.endswith(".bias"):
-        return lambda: [_small_tensor(spec, np.random.RandomState([seed, number])).view(np.uint8).reshape(-1)]
+    random = np.random.RandomState([weights.seed, number])
+    if spec.ggml_type == _TYPE.I32:
+        return lambda: [_token_table(spec, random, experts).view(np.uint8).reshape(-1)]
+    if (_stays_f32(spec.name, spec.shape) and ".ffn_gate_inp." not in spec.name) or len(spec.shape) == 1:
+        return lambda: [_small_tensor(spec, random).view(np.uint8).reshape(-1)]
     scale = 1.0 if spec.name == "token_embd.weight" else spec.shape[0] ** -0.5
     if ".ffn_gate_inp." in spec.name:
         scale *= _ROUTER_SPREAD
@@ -152,7 +198,18 @@ def _chunks(
 
 
 def _small_tensor(spec: TensorSpec, random: np.random.RandomState) -> npt.NDArray[np.float32]:
-    """Norms near one, biases and the rest near zero; (rows, ne0)."""
+    """Norms and scales near one, decays of a state below zero, biases and the rest near zero; (rows, ne0)."""
     noise = 0.1 * random.standard_normal((spec.rows, spec.shape[0]))
-    values = 1 + noise if "norm" in spec.name else noise
+    if ".ssm_a" in spec.name:
+        values = -1 - np.abs(noise)
+    elif "norm" in spec.name or "scale" in spec.name:
+        values = 1 + noise
+    else:
+        values = noise
     return values.astype(np.float32)
+
+
+def _token_table(spec: TensorSpec, random: np.random.RandomState, experts: int) -> npt.NDArray[np.int32]:
+    """Which experts each token goes to: different ones in a row; (tokens, experts a token)."""
+    first = random.randint(0, experts, (spec.rows, 1))
+    return ((first + np.arange(spec.shape[0])) % experts).astype(np.int32)

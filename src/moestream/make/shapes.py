@@ -1,18 +1,21 @@
-"""Shapes of models and the tensors each architecture wants, as tables: a new architecture is one entry.
-
-Facts are from llama.cpp's ``src/models/*.cpp`` (``load_arch_hparams`` for the keys, ``load_arch_tensors`` for
-the tensors). A tensor is written ``name extent,extent,...`` where an extent is an attribute of ``Shape``, ne0
-first; a name without a dot ends in ``.weight``. A key is written without its ``<arch>.`` and takes an
-attribute of ``Shape`` or a plain value.
-"""
+"""Shapes of models, and the keys and tensors that an architecture's entry means for one of them."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from moestream.errors import UsageError
+from moestream.make.architecture import Architecture, KeyValue, PerLayer
+from moestream.make.asked import ASKED
+from moestream.make.written import WRITTEN
+
+#: Every architecture ``make-model`` knows.
+ARCHITECTURES: dict[str, Architecture] = {**WRITTEN, **ASKED}
+
+#: A value of a key in a file.
+Scalar = int | float | bool
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,10 @@ class Shape:
         return self.kv_lora + self.rope_dim
 
     @property
+    def twice_embd(self) -> int:
+        return 2 * self.embd
+
+    @property
     def one(self) -> int:
         return 1
 
@@ -89,118 +96,6 @@ SHAPES: dict[str, Shape] = {
         ctx=131072, dense_ff=2880,
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """What one architecture of llama.cpp asks of a file beyond what all of them ask."""
-
-    attention: tuple[str, ...]
-    experts: tuple[str, ...]
-    keys: dict[str, str | float | bool] = field(default_factory=dict)
-    #: Tensors of a layer before ``leading_dense``; empty when every layer has experts.
-    dense: tuple[str, ...] = ()
-    #: True when the loader wants heads * head_dim to be embd.
-    square_attention: bool = False
-    #: True when the loader wants as many key heads as query heads.
-    equal_heads: bool = False
-    #: What llama.cpp calls it, where the table has a second layout of one architecture.
-    known_as: str = ""
-    #: Where this architecture's ``tiny`` differs from the others'.
-    tiny: dict[str, int] = field(default_factory=dict)
-
-
-_GQA = ("attn_norm embd", "attn_q embd,q", "attn_k embd,kv", "attn_v embd,kv", "attn_output q,embd")
-_GQA_BIAS = ("attn_q.bias q", "attn_k.bias kv", "attn_v.bias kv")
-_ROUTED = (
-    "ffn_gate_inp embd,experts",
-    "ffn_gate_exps embd,ff,experts",
-    "ffn_up_exps embd,ff,experts",
-    "ffn_down_exps ff,embd,experts",
-)
-_MERGED = (
-    "ffn_gate_inp embd,experts",
-    "ffn_gate_up_exps embd,twice_ff,experts",
-    "ffn_down_exps ff,embd,experts",
-)
-_SHARED = ("ffn_gate_shexp embd,shared_ff", "ffn_up_shexp embd,shared_ff", "ffn_down_shexp shared_ff,embd")
-_DENSE = ("ffn_gate embd,dense_ff", "ffn_up embd,dense_ff", "ffn_down dense_ff,embd")
-_GQA_KEYS: dict[str, str | float | bool] = {
-    "attention.head_count_kv": "kv_heads", "attention.key_length": "head_dim",
-    "attention.value_length": "head_dim", "rope.dimension_count": "head_dim",
-}  # fmt: skip
-#: Sigmoid routing with a selection bias, as DeepSeek-V3 introduced it.
-_SIGMOID_KEYS: dict[str, str | float | bool] = {
-    "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5,
-    "expert_shared_count": "shared", "leading_dense_block_count": "leading_dense",
-    "expert_feed_forward_length": "ff",
-}  # fmt: skip
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "olmoe": Architecture(
-        (*_GQA, "attn_q_norm q", "attn_k_norm kv", "ffn_norm embd"), _ROUTED,
-        {**_GQA_KEYS, "feed_forward_length": "ff"},
-        square_attention=True, equal_heads=True, tiny={"kv_heads": 4},
-    ),
-    "llama": Architecture((*_GQA, "ffn_norm embd"), _ROUTED, {**_GQA_KEYS, "feed_forward_length": "ff"}),
-    "qwen2moe": Architecture(
-        (*_GQA, *_GQA_BIAS, "ffn_norm embd"), (*_ROUTED, "ffn_gate_inp_shexp embd", *_SHARED),
-        {**_GQA_KEYS, "expert_feed_forward_length": "ff", "expert_shared_feed_forward_length": "shared_ff"},
-        square_attention=True,
-    ),
-    "qwen3moe": Architecture(
-        (*_GQA, "attn_q_norm head_dim", "attn_k_norm head_dim", "ffn_norm embd"), _ROUTED,
-        {**_GQA_KEYS, "expert_feed_forward_length": "ff"},
-    ),
-    "deepseek2": Architecture(
-        ("attn_norm embd", "attn_q_a embd,q_lora", "attn_q_a_norm q_lora", "attn_q_b q_lora,mla_q",
-         "attn_kv_a_mqa embd,mla_kv", "attn_kv_a_norm kv_lora", "attn_k_b head_dim,kv_lora,heads",
-         "attn_v_b kv_lora,head_dim,heads", "attn_output q,embd", "ffn_norm embd"),
-        (*_ROUTED, "exp_probs_b.bias experts", *_SHARED),
-        {**_SIGMOID_KEYS, "attention.head_count_kv": "one", "attention.key_length": "mla_kv",
-         "attention.value_length": "kv_lora", "attention.key_length_mla": "mla_head",
-         "attention.value_length_mla": "head_dim", "attention.q_lora_rank": "q_lora",
-         "attention.kv_lora_rank": "kv_lora", "rope.dimension_count": "rope_dim"},
-        dense=_DENSE,
-    ),
-    "gpt-oss": Architecture(
-        (*_GQA, *_GQA_BIAS, "attn_output.bias embd", "attn_sinks heads", "post_attention_norm embd"),
-        (*_ROUTED, "ffn_gate_inp.bias experts", "ffn_gate_exps.bias ff,experts",
-         "ffn_up_exps.bias ff,experts", "ffn_down_exps.bias embd,experts"),
-        {**_GQA_KEYS, "expert_feed_forward_length": "ff", "attention.sliding_window": "window"},
-    ),
-    "glm4moe": Architecture(
-        (*_GQA, *_GQA_BIAS, "post_attention_norm embd"), (*_ROUTED, "exp_probs_b.bias experts", *_SHARED),
-        {**_GQA_KEYS, **_SIGMOID_KEYS}, dense=_DENSE,
-    ),
-    "dots1": Architecture(
-        (*_GQA, "attn_q_norm head_dim", "attn_k_norm head_dim", "ffn_norm embd"),
-        (*_ROUTED, "exp_probs_b.bias experts", *_SHARED),
-        {**_GQA_KEYS, **_SIGMOID_KEYS}, dense=_DENSE, equal_heads=True, tiny={"kv_heads": 4},
-    ),
-    "granitemoe": Architecture(
-        (*_GQA, "ffn_norm embd"), (*_ROUTED, *_SHARED),
-        {**_GQA_KEYS, "feed_forward_length": "ff", "expert_shared_feed_forward_length": "shared_ff",
-         "logit_scale": 1.0},
-    ),
-    "minimax-m2": Architecture(
-        (*_GQA, "attn_q_norm q", "attn_k_norm kv", "ffn_norm embd"), (*_ROUTED, "exp_probs_b.bias experts"),
-        {**_GQA_KEYS, "feed_forward_length": "ff", "expert_feed_forward_length": "ff",
-         "expert_gating_func": 2},
-    ),
-    # Its router runs on the layer's input, before attention.
-    "smallthinker": Architecture(
-        (*_GQA, "ffn_norm embd"), _ROUTED,
-        {**_GQA_KEYS, "expert_feed_forward_length": "ff", "expert_gating_func": 2},
-    ),
-}  # fmt: skip
-
-# Gate and up as one tensor, which newer converters write and the loader tries first.
-ARCHITECTURES["deepseek2-merged"] = replace(
-    ARCHITECTURES["deepseek2"],
-    experts=(*_MERGED, "exp_probs_b.bias experts", *_SHARED),
-    known_as="deepseek2",
-)
 
 
 def find_architecture(name: str) -> Architecture:
@@ -268,19 +163,32 @@ def llama_name(arch: str) -> str:
     return find_architecture(arch).known_as or arch
 
 
-def model_keys(arch: str, shape: Shape) -> dict[str, int | float | bool]:
+def model_keys(arch: str, shape: Shape) -> dict[str, Scalar | list[Scalar]]:
     """The metadata of the architecture, keys with their ``<arch>.``."""
-    keys: dict[str, str | float | bool] = {
+    keys: dict[str, KeyValue] = {
         "block_count": "layers", "context_length": "ctx", "embedding_length": "embd",
         "feed_forward_length": "dense_ff", "attention.head_count": "heads",
         "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
         "expert_count": "experts", "expert_used_count": "used", "vocab_size": "vocab",
         **find_architecture(arch).keys,
     }  # fmt: skip
+    prefix = llama_name(arch)
     return {
-        f"{llama_name(arch)}.{key}": getattr(shape, value) if isinstance(value, str) else value
+        key if key.startswith("tokenizer.") else f"{prefix}.{key}": _value(value, shape)
         for key, value in keys.items()
     }
+
+
+def _value(value: KeyValue, shape: Shape) -> Scalar | list[Scalar]:
+    if isinstance(value, PerLayer):
+        return [_scalar(value[layer % len(value)], shape) for layer in range(shape.layers)]
+    if isinstance(value, list):
+        return [_scalar(element, shape) for element in value]
+    return _scalar(value, shape)
+
+
+def _scalar(value: str | Scalar, shape: Shape) -> Scalar:
+    return getattr(shape, value) if isinstance(value, str) else value
 
 
 def _tensor(line: str, shape: Shape) -> tuple[str, tuple[int, ...]]:
