@@ -6,7 +6,7 @@ JOBS   ?= $(shell nproc)
 CORE   := $(shell find core CMakeLists.txt -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench asan tsan core-tests clean
+.PHONY: help setup demo test check format bench models asan tsan core-tests clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ format: setup ## format and fix what can be fixed
 
 bench: setup ## the speed table of the README (about 15 minutes)
 	$(BIN)/python -m moestream.lab.bench
+
+models: setup ## docs/models.md: every architecture and type, compared with stock (about 3 minutes)
+	$(BIN)/python -m moestream.lab.models docs/models.md
 
 asan: ## the core's tests under AddressSanitizer
 	cmake -S . -B build/asan -DMOESTREAM_CORE_TESTS=ON -DMOESTREAM_SANITIZE=address

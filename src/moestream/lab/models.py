@@ -1,0 +1,271 @@
+"""Every architecture of the pinned llama.cpp: a tiny model of each is streamed and compared with stock bit for bit.
+
+``python -m moestream.lab.models docs/models.md`` writes the page; ``make models`` calls it. A row is measured in a
+process of its own, because llama.cpp ends its process over what it cannot run. Nothing here is timed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moestream.errors import MoestreamError
+from moestream.geometry import slab_geometry
+from moestream.make import ARCHITECTURES, make_model
+from moestream.make.ask import refusal
+from moestream.make.random_model import MIXTURES, QUANTS
+from moestream.model import Model, read_model
+from moestream.model.ggml import binding_version
+
+#: More experts of fewer pages than the usual tiny model: the smallest budget holds a few of them.
+SHAPE = "tiny,experts=32"
+MECHANISMS = ("arena", "mapped+willneed")
+EQUAL = "equal"
+#: The architecture that is tried in every quantization.
+PLAIN = "llama"
+_COLUMNS = (
+    "| architecture | type | tensors of an expert | beside them | "
+    + " | ".join(f"`{mechanism}`" for mechanism in MECHANISMS)
+    + " |"
+)
+_PAGE = """# Models that stream
+
+Every mixture-of-experts architecture of the llama.cpp in {binding}. Each row is a tiny model with random weights
+(`moestream make-model --arch ARCHITECTURE --shape tiny,experts=32 --quant TYPE`) that llama.cpp itself runs first: a
+prompt of {prompt} tokens in several batches, then {steps} greedy tokens. *equal*: under this mechanism all logits
+of every step are llama.cpp's own bit for bit, and `arena` had to evict experts. Anything else is the reason in the
+words of the program that gave it. `make models` writes this page; the tests make every row again.
+
+## Architectures
+
+{head}
+{architectures}
+
+## Types
+
+Every type that ggml's quantizer makes, and a mixture of two across layers and roles.
+
+{head}
+{quants}
+"""
+_PROMPT, _BATCH, _STEPS = 150, 32, 6
+_SETTINGS: dict[str, Any] = {
+    "n_ctx": 256, "n_batch": _BATCH, "n_ubatch": _BATCH, "n_threads": 1, "n_threads_batch": 1,
+}  # fmt: skip
+#: Of all experts, what the cache may hold: about one layer of four.
+_SHARE = 0.3
+#: Above what any of the tiny models needs beside its experts, of which only ``_expert_bytes`` are kept.
+_RAM = 2 << 30
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: what its layers are like, and for each mechanism ``equal`` or why not."""
+
+    name: str
+    quant: str
+    experts: str
+    beside: str
+    outcomes: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """Its line of the page."""
+        return (
+            f"| `{self.name}` | {self.quant} | {self.experts} | {self.beside} | {' | '.join(self.outcomes)} |"
+        )
+
+
+def quant_of(arch: str) -> str:
+    """The quantization an architecture is tried in."""
+    return "MXFP4" if arch == "gpt-oss" else "Q4_K"
+
+
+def measure(arch: str, quant: str) -> Row:
+    """The row of one model, made, run and thrown away in a fresh process."""
+    command = [sys.executable, "-m", "moestream.lab.models", "--one", arch, quant]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        reason = f"llama.cpp: {_short(refusal(done.stderr))}"
+        return Row(arch, quant, "", "", tuple(reason for _ in MECHANISMS))
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Row(**{**found, "outcomes": tuple(found["outcomes"])})
+
+
+def _short(reason: str) -> str:
+    """A line of llama.cpp's log without the path of its source, fit for a table."""
+    return re.sub(r"/\S*/", "", reason).replace("|", "/")
+
+
+def _measure_here(arch: str, quant: str) -> Row:
+    with tempfile.TemporaryDirectory() as directory:
+        path = make_model(arch, SHAPE, quant, Path(directory, "model.gguf"))
+        model = read_model(path)
+        _stock(path, _BATCH)  # what stock cannot run is its own reason, not a mechanism's
+        outcomes = tuple(_outcome(path, model, mechanism) for mechanism in MECHANISMS)
+    return Row(arch, quant, _experts(model), _beside(model), outcomes)
+
+
+@cache
+def _stock(path: Path, n_batch: int) -> tuple[list[str], bool]:
+    """What llama.cpp itself answers in steps of ``n_batch`` tokens, and whether the model has a memory."""
+    from moestream.binding import llama_cpp, wrapped_defaults
+
+    def change(params: Any) -> None:
+        params.use_extra_bufts = False
+
+    with wrapped_defaults(model=change):
+        llama = llama_cpp.Llama(
+            str(path), **{**_SETTINGS, "n_batch": n_batch, "n_ubatch": n_batch, "verbose": True}
+        )
+    try:
+        return _answer(llama), _remembers(llama)
+    finally:
+        llama.close()
+
+
+def _outcome(path: Path, model: Model, mechanism: str) -> str:
+    """``equal``, or in what way the mechanism does not do what stock does."""
+    import moestream
+
+    geometry = slab_geometry(model)
+    everything = geometry.bytes_of([part.experts for part in geometry.parts])
+    limit = max(int(_SHARE * everything), geometry.bytes_of(geometry.smallest(1)))
+    # Without a memory llama.cpp computes all rows of a batch, whichever are asked for.
+    settings = {**_SETTINGS, "logits_all": not _stock(path, _BATCH)[1]}
+    try:
+        with moestream.Llama(path, ram=_RAM, mechanism=mechanism, _expert_bytes=limit, **settings) as llama:
+            if _answer(llama) != _stock(path, llama.n_batch)[0]:
+                return "**differs**"
+            if mechanism.startswith("arena") and not _evicted(llama):
+                return "**nothing was evicted**"
+            return EQUAL
+    except MoestreamError as error:
+        return f"refused: {error}"
+
+
+def _evicted(llama: Any) -> bool:
+    counters = llama._engine.counters
+    return bool(counters["misses"] + counters["speculative_issued"] > sum(llama.plan.capacities))
+
+
+def _answer(llama: Any) -> list[str]:
+    """A digest of all logits after a prompt of several batches, and after each greedy token.
+
+    A model without a memory (a diffusion model, an encoder) takes each batch for itself.
+    """
+    remembers = _remembers(llama)
+    feed = [int(token) for token in np.random.RandomState(0).randint(1, 256, _PROMPT)]
+    position, digests = 0, []
+    for _ in range(_STEPS + 1):
+        for start in range(0, len(feed), llama.n_batch):
+            part = feed[start : start + llama.n_batch]
+            llama._batch.set_batch(part, n_past=position, logits_all=False)
+            llama._ctx.decode(llama._batch)
+            position += len(part) if remembers else 0
+        logits = _last_logits(llama)
+        if not np.isfinite(logits).all():
+            raise MoestreamError("the logits are not numbers")
+        digests.append(hashlib.sha256(logits.tobytes()).hexdigest())
+        feed = [int(logits.argmax())]
+    return digests
+
+
+def _remembers(llama: Any) -> bool:
+    from moestream.binding import low
+
+    return low.llama_get_memory(llama._ctx.ctx) is not None
+
+
+def _last_logits(llama: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    import ctypes
+
+    from moestream.binding import low
+
+    row = low.llama_get_logits_ith(llama._ctx.ctx, -1)
+    return np.ctypeslib.as_array(ctypes.cast(row, ctypes.POINTER(ctypes.c_float)), (llama.n_vocab(),)).copy()
+
+
+def _experts(model: Model) -> str:
+    """The tensors a route reads: ``gate up down``, and the same of a second bank in the layer."""
+    kinds: dict[str, None] = {}
+    for bank in model.banks:
+        kinds[" ".join(tensor.role for tensor in bank.tensors)] = None
+    return ", ".join(kinds)
+
+
+_ROUTED_BEFORE_ATTENTION = ("smallthinker",)
+#: What a layer may have beside its experts: how the names of its tensors tell.
+_TRAITS = {
+    "shared experts": r"_shexp\.weight",
+    "expert biases": r"_exps\.bias",
+    "expert scales": r"_exps\.scale",
+    "latent experts": r"ffn_latent_down|ffn_routed_down",
+    "token table": r"tid2eid",
+    "selection bias": r"exp_probs_b",
+    "recurrent layers": r"\.ssm_|shortconv|attn_norm_2",
+    "next-token prediction": r"\.nextn\.",
+}
+
+
+def _beside(model: Model) -> str:
+    names = "\n".join(tensor.name for tensor in model.tensors)
+    traits = [trait for trait, pattern in _TRAITS.items() if re.search(pattern, names)]
+    layers = {bank.layer for bank in model.banks}
+    if layers and len(layers) < model.n_layers - min(layers):
+        traits.insert(0, "layers without experts between")
+    if layers and min(layers) > 0:
+        traits.insert(0, "leading layers without experts")
+    if model.arch in _ROUTED_BEFORE_ATTENTION:
+        traits.append("routed before attention")
+    groups = model.metadata.get(f"{model.arch}.expert_group_count")
+    if isinstance(groups, int) and groups > 1:
+        traits.append("grouped top-k")
+    return ", ".join(traits) or "-"
+
+
+def wanted() -> list[tuple[str, str]]:
+    """What the page has a row for: every architecture, then one of them in every quantization."""
+    rows = [(arch, quant_of(arch)) for arch in ARCHITECTURES]
+    return rows + [(PLAIN, quant) for quant in (*QUANTS, *MIXTURES)]
+
+
+def page(rows: Iterable[Row]) -> str:
+    """docs/models.md."""
+    lines = [row.line for row in rows]
+    head = "\n".join((_COLUMNS, re.sub(r"[^|]+", "---", _COLUMNS)))
+    architectures, quants = lines[: len(ARCHITECTURES)], lines[len(ARCHITECTURES) :]
+    return _PAGE.format(
+        binding=binding_version(), prompt=_PROMPT, steps=_STEPS, head=head,
+        architectures="\n".join(architectures), quants="\n".join(quants),
+    )  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--one"]:
+        print(json.dumps(asdict(_measure_here(*arguments[1:]))))
+        return 0
+    if len(arguments) != 1:
+        print("usage: python -m moestream.lab.models docs/models.md", file=sys.stderr)
+        return 2
+    rows = []
+    for arch, quant in wanted():
+        rows.append(measure(arch, quant))
+        print(rows[-1].line, flush=True)
+    Path(arguments[0]).write_text(page(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
