@@ -41,16 +41,21 @@ _COLUMNS = (
 )
 _PAGE = """# Models that stream
 
-Every mixture-of-experts architecture of the llama.cpp in {binding}. Each row is a tiny model with random weights
-(`moestream make-model --arch ARCHITECTURE --shape tiny,experts=32 --quant TYPE`) that llama.cpp itself runs first: a
-prompt of {prompt} tokens in several batches, then {steps} greedy tokens. *equal*: under this mechanism all logits
-of every step are llama.cpp's own bit for bit, and `arena` had to evict experts. Anything else is the reason in the
-words of the program that gave it. `make models` writes this page; the tests make every row again.
+Every mixture-of-experts architecture of the llama.cpp in {binding}. Each row is a tiny model with random
+weights (`moestream make-model --arch ARCHITECTURE --shape tiny,experts=32 --quant TYPE`) that llama.cpp itself runs
+first: a prompt of {prompt} tokens in several batches, then {steps} greedy tokens. *equal*: under this mechanism all
+logits of every step are llama.cpp's own bit for bit, and `arena` had to evict experts. Anything else is the reason in
+the words of the program that gave it. `make models` writes this page; the tests make every row again.
 
 ## Architectures
 
 {head}
 {architectures}
+
+`refact` is refused because llama.cpp loads its experts and never multiplies them: the graph of `src/models/refact.cpp`
+has a dense feed-forward block only. `deci` has no experts in that loader at all, and `graniteswitch` multiplies by id
+what are adapters, not experts: neither has a row. Names that end in `-apart` and `-merged` are another layout of
+the architecture before the hyphen.
 
 ## Types
 
