@@ -80,6 +80,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.fallbacks: list[str] = []
         self.model_info: Model = read_model(model_path)
         check_architecture(self.model_info)
+        _check_names(self.model_info)
         arguments.setdefault("verbose", False)
         if isinstance(mechanism, str):
             mechanism = Mechanism.parse(mechanism)
@@ -367,6 +368,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _check_names(model: Model) -> None:
+    """Raises ModelError for a name that the binding, which hands llama.cpp UTF-8, cannot say."""
+    for path in model.paths:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise ModelError(
+                f"{path}: its name is not UTF-8, which llama-cpp-python needs: rename it, or make a link to it"
+            ) from None
 
 
 def _outputs(arguments: dict[str, Any]) -> int:

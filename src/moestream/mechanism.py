@@ -198,6 +198,11 @@ class Mechanism:
         known = FAMILIES[family][name].argument
         return argument if known is not None and known.file else None
 
+    def without_file(self, family: str) -> str:
+        """The policy or predictor as the core takes it: what its file holds goes there as seeds."""
+        text = str(getattr(self, family))
+        return text if self.file_of(family) is None else text.partition(":")[0]
+
 
 def _split_background(reader: str) -> tuple[str, str]:
     head, plus, last = reader.rpartition("+")

@@ -212,6 +212,19 @@ def test_a_plan_counts_what_a_mechanism_reads_from_a_file(tiny: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
 
 
+def test_names_that_are_no_utf_8(tiny: Path, tmp_path: Path) -> None:
+    """A mechanism's file may have one; a model's may not, for llama.cpp's binding cannot say it."""
+    trace = tmp_path / os.fsdecode(b"t\xff.parquet")
+    words = ("-p", PROMPT, "-n", 4, "--ctx", CONTEXT)
+    assert run(tiny, *words, "--mechanism", "arena", "--trace", trace).returncode == 0
+    for mechanism in (f"arena+pinned:{trace}", f"arena+lru+oracle:{trace}"):
+        done = run(tiny, *words, "--mechanism", mechanism, "--json", tmp_path / "run.json")
+        assert done.returncode == 0, done.stderr
+    linked = tmp_path / os.fsdecode(b"m\xff.gguf")
+    linked.symlink_to(tiny)
+    assert "its name is not UTF-8" in refusal(run(linked, *words), 3)
+
+
 def test_every_cap_and_mechanism_gives_the_same_text(
     streamed: tuple[str, str, dict[str, Any]], tiny: Path
 ) -> None:
