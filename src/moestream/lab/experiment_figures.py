@@ -166,9 +166,6 @@ _RUNS = {
         _over_demand("bytes_read"),
     ),
     "asked_bytes_per_s": Figure("bytes the engine asked for a second", "runs", "B/s", True, _asked_per_s),
-    "physical_bytes_per_token": Figure(
-        "read from the device a token, by the kernel", "runs", "B", False, _decode("read_bytes_os")
-    ),
     "physical_over_demand": Figure(
         "read from the device, over what a token routes to",
         "runs",
