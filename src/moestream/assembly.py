@@ -13,6 +13,7 @@ from moestream.errors import (
     AbiError,
     BudgetError,
     EngagementError,
+    ModelError,
     MoestreamError,
     ReadError,
     RefusedError,
@@ -44,6 +45,17 @@ def translate(error: Exception) -> MoestreamError:
     if kind == "abi":
         text += f" (found llama-cpp-python {binding_version()}; tested with {TESTED_VERSIONS}: install that)"
     return _KINDS.get(kind, MoestreamError)(text)
+
+
+def check_names(model: Model) -> None:
+    """Raises ModelError for a name that the binding, which hands llama.cpp UTF-8, cannot say."""
+    for path in model.paths:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise ModelError(
+                f"{path}: its name is not UTF-8, which llama-cpp-python needs: rename it, or make a link to it"
+            ) from None
 
 
 def core_tensors(model: Model) -> list[tuple[str, int, int, int, int, int]]:

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from moestream.errors import UsageError
+
 #: Iterations an OpenMP thread spins before it sleeps: long enough for the next node of a graph, far too short to burn
 #: a core while the disk is awaited. See FINDINGS.md for the figures behind the number.
 SPIN_COUNT = "1000"
@@ -89,3 +91,14 @@ def set_abort_callback(context: Any, address: int, data: int) -> None:
     """Have llama.cpp ask the C function at ``address`` between nodes whether to stop."""
     callback = ctypes.cast(address, low.ggml_abort_callback)
     low.llama_set_abort_callback(context, callback, ctypes.c_void_p(data))
+
+
+class Closed:
+    """What stands for llama.cpp's objects once they are freed: any use of one is a UsageError."""
+
+    SAID = "this model is closed: load it again"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UsageError(self.SAID)

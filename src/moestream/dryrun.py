@@ -93,7 +93,7 @@ def measure_context(
     rounded up to what llama.cpp prints (0.01 MiB). Raises ModelError with llama.cpp's reason when it cannot
     load the model."""
     start = time.perf_counter()
-    with _captured_log() as log:
+    with captured_log() as log:
         params = low.llama_model_default_params()
         params.no_alloc = True
         params.n_gpu_layers = 0
@@ -185,7 +185,7 @@ _CALLBACK = low.llama_log_callback(_dispatch)
 
 
 @contextmanager
-def _captured_log() -> Iterator[_Log]:
+def captured_log() -> Iterator[_Log]:
     """What llama.cpp logs on this thread goes to the value while inside; other threads' lines to the binding."""
     log = _Log()
     with _log_lock:

@@ -7,18 +7,20 @@ experts. Everything else of the parent works unchanged, because only its memory 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import moestream._core as _core
-from moestream.assembly import Progress, build_core, give_budget, load_seeds, translate
-from moestream.binding import llama_cpp, node_callback, set_abort_callback, wrapped_defaults
+from moestream.assembly import Progress, build_core, check_names, give_budget, load_seeds, translate
+from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callback, wrapped_defaults
 from moestream.box import Box, process_memory
-from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context
+from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, captured_log, plan_context
 from moestream.errors import Cancelled, EngagementError, ModelError, MoestreamError, ReadError, UsageError
 from moestream.guard import check_cow
 from moestream.mechanism import Mechanism
@@ -27,6 +29,7 @@ from moestream.plan import Plan, process_bytes
 from moestream.recorder import NO_COUNTERS, Recorder
 from moestream.stats import Step
 from moestream.trace.sink import TraceSink, open_trace, trace_meta
+from moestream.unchanged import Unchanged
 from moestream.units import format_bytes, parse_size
 
 #: Arguments of the parent that would put experts where the engine cannot stream them.
@@ -48,7 +51,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     other arguments are the parent's. ``n_batch`` is cut when the budget cannot hold a batch's experts.
 
     Raises ModelError, BudgetError, AbiError, UsageError, EngagementError; while running ReadError and Cancelled.
-    Not thread-safe, as the parent; ``cancel`` may be called from any thread.
+    Not thread-safe, as the parent; ``cancel`` and ``close`` may be called from any thread.
     """
 
     n_batch: int  # the parent's
@@ -74,13 +77,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._generating = False
         self._cancelled = False
         self._closed = False
+        #: Held while llama.cpp computes, so that ``close`` frees nothing under it.
+        self._computing = threading.RLock()
         self._process = os.getpid()
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
         self._expert_limit = _expert_bytes
         self.fallbacks: list[str] = []
         self.model_info: Model = read_model(model_path)
+        self._files = Unchanged(self.model_info.paths)
         check_architecture(self.model_info)
-        _check_names(self.model_info)
+        check_names(self.model_info)
         arguments.setdefault("verbose", False)
         if isinstance(mechanism, str):
             mechanism = Mechanism.parse(mechanism)
@@ -204,7 +210,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             engine.begin_load()
             try:
-                with wrapped_defaults(model_params, context_params):
+                # What llama.cpp warns of is in our plan; its errors come as exceptions.
+                quiet = contextlib.nullcontext() if arguments["verbose"] else captured_log()
+                with quiet, wrapped_defaults(model_params, context_params):
                     super().__init__(str(self.model_info.paths[0]), **arguments)
                 loaded = True
             finally:
@@ -268,14 +276,18 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._engine.clear_failure()
         return ReadError(text) if error else MoestreamError(text)
 
-    def _begin_call(self) -> None:
+    def _refuse_closed(self) -> None:
         if self._closed:  # llama.cpp would be handed memory that is gone
-            raise UsageError("this model is closed: load it again")
+            raise UsageError(Closed.SAID)
+
+    def _begin_call(self) -> None:
+        self._refuse_closed()
         if os.getpid() != self._process:  # its threads, llama.cpp's and the reader's, did not come along
             raise UsageError(
                 "this model was loaded before the process forked: load it in the child (or spawn it)"
             )
         if self._recorder is not None and not self._generating:
+            self._files.check()
             self._recorder.begin_call()
             self._cancelled = False
             if self._engine is not None:
@@ -285,23 +297,35 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._generating = False  # a generator that was left halfway does not own the next call
         self._begin_call()
         self._generating = True
+        tokens = super().generate(*args, **kwargs)
+        sent: Any = None
         try:
-            yield from super().generate(*args, **kwargs)
+            while True:
+                with self._computing:
+                    self._refuse_closed()
+                    try:
+                        token = tokens.send(sent)
+                    except StopIteration:
+                        return
+                sent = yield token
         finally:
+            tokens.close()
             self._generating = False
 
     def eval(self, tokens: Any) -> None:
-        self._begin_call()
-        if self._recorder is not None and not self._generating and self.n_tokens > 0 and len(tokens) == 1:
-            self._recorder.reading_prompt = False
-        super().eval(tokens)
+        with self._computing:
+            self._begin_call()
+            if self._recorder is not None and not self._generating and self.n_tokens > 0 and len(tokens) == 1:
+                self._recorder.reading_prompt = False
+            super().eval(tokens)
         # A call reads its prompt in one eval; whatever follows it in the same call makes text.
         if self._recorder is not None:
             self._recorder.reading_prompt = False
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
-        self._begin_call()
-        return super().embed(*args, **kwargs)
+        with self._computing:
+            self._begin_call()
+            return super().embed(*args, **kwargs)
 
     def cancel(self) -> None:
         """Stop the running call within one layer: it raises Cancelled. From any thread; lasts until the next call."""
@@ -341,10 +365,21 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         )
 
     def close(self) -> None:
-        """Free the model, then the store under it. Idempotent; in a forked child nothing is done."""
+        """Free the model, then the store under it; a call that runs in another thread is cancelled first.
+
+        Any use of the model after that is a UsageError. Idempotent; in a forked child nothing is done."""
         self._closed = True
         if os.getpid() != self._process:
             return
+        if not self._computing.acquire(blocking=False):
+            self.cancel()
+            self._computing.acquire()
+        try:
+            self._free()
+        finally:
+            self._computing.release()
+
+    def _free(self) -> None:
         if self._recorder is not None:
             # What recorded its steps holds the engine, and its memory with it.
             self._recorder.stop()
@@ -359,6 +394,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         # llama.cpp's tensors point into the store's regions: it goes only after them.
         if engine is not None:
             engine.close()
+        self._ctx = self._model = self._batch = self.tokenizer_ = Closed()
         # Finishing a file takes memory, which the cap has only now.
         if sink is not None:
             sink.close(recorded)
@@ -368,17 +404,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _check_names(model: Model) -> None:
-    """Raises ModelError for a name that the binding, which hands llama.cpp UTF-8, cannot say."""
-    for path in model.paths:
-        try:
-            str(path).encode()
-        except UnicodeEncodeError:
-            raise ModelError(
-                f"{path}: its name is not UTF-8, which llama-cpp-python needs: rename it, or make a link to it"
-            ) from None
 
 
 def _outputs(arguments: dict[str, Any]) -> int:

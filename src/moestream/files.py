@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from io import BufferedReader
 from pathlib import Path
 
 from moestream.errors import RefusedError, UsageError
+
+#: Of a name's length: what is put behind or before a file's name while it is written.
+_ADDED = 24
 
 
 def exists(path: Path) -> bool:
@@ -33,6 +37,16 @@ def check_directory(path: Path, option: str) -> None:
     be asked before any work is done."""
     if not path.resolve().parent.is_dir():
         raise UsageError(f"{option} {path}: there is no directory {path.parent}: make it first")
+    most = os.pathconf(path.resolve().parent, "PC_NAME_MAX") - _ADDED
+    if len(os.fsencode(path.name)) > most:
+        raise UsageError(f"{option}: a name of at most {most} bytes is needed there, not {path.name[:40]}...")
+
+
+def lack_of_room(error: OSError) -> str | None:
+    """What is lacking where a file did not get all its bytes, with the remedy; None for any other error."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk filled up: free some space"
+    return "a file may not be that large: raise `ulimit -f`" if error.errno == errno.EFBIG else None
 
 
 def printable(name: str) -> str:

@@ -13,5 +13,6 @@ def check_cow(mechanism: Mechanism, box: Box, i_know: bool) -> None:
         return
     raise RefusedError(
         "cow keeps every page it has ever written, so its memory grows without bound: run it inside a memory cgroup "
-        "(systemd-run --user --scope -p MemoryMax=4G ...), or say --i-know; it stops itself at the cap named"
+        "(systemd-run --user --scope -p MemoryMax=4G ...), or say --i-know (i_know=True); it stops itself at the "
+        "cap named"
     )

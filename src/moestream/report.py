@@ -116,6 +116,7 @@ def check_writable(path: Path, shards: Sequence[Path] = (), option: str = "--jso
     it, and never over the model."""
     if str(path) == "-":
         raise UsageError(f"{option} -: stdout is for the text, name a file")
+    check_directory(path, option)
     if path.is_dir():
         raise UsageError(f"{option} {path}: that is a directory, name a file in it")
     if path.exists() and not path.is_file():
@@ -123,7 +124,6 @@ def check_writable(path: Path, shards: Sequence[Path] = (), option: str = "--jso
     # A split model's other shards are not known yet, but nobody wants a model replaced.
     if path.exists() and (path.suffix == ".gguf" or any(path.samefile(shard) for shard in shards)):
         raise UsageError(f"{option} {path}: that is a model, name another file")
-    check_directory(path, option)
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{option} {path}: the directory {path.parent} cannot be written to")
 

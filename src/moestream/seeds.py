@@ -32,6 +32,7 @@ _ZIP_MAGIC = b"PK"
 _MOST_WISHES = (1 << 31) - 1
 _WHERE_FITS_COME_FROM = "make one with `moestream fit TRACE --out FILE`"
 _WHERE_TRACES_COME_FROM = "record one with `moestream run --trace FILE`"
+_EITHER = "name a trace (`moestream run --trace FILE`) or a fit (`moestream fit`)"
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Fit:
 def is_fit(path: str | Path) -> bool:
     """Does the file look like a fit file (from its header alone)? Raises what ``open_file`` does."""
     try:
-        return _read_archive(Path(path), "header")[0].members.get("format") == FIT_FORMAT
+        return _read_archive(Path(path), "header", remedy=_EITHER)[0].members.get("format") == FIT_FORMAT
     except _NoFit:
         return False
 
@@ -111,10 +112,12 @@ class _NoFit(Exception):
     """The file is no archive of ours; with an argument: it is a damaged one, and how."""
 
 
-def _read_archive(path: Path, *only: str) -> tuple[Object, dict[str, Any]]:
+def _read_archive(
+    path: Path, *only: str, remedy: str = _WHERE_FITS_COME_FROM
+) -> tuple[Object, dict[str, Any]]:
     """The header and the other arrays (of ``only`` these names, where any are given)."""
     # Opened here: numpy leaves a file that it opened itself open when it turns out to be none of its own.
-    with open_file(path, _WHERE_FITS_COME_FROM) as file:
+    with open_file(path, remedy) as file:
         if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
             raise _NoFit
         file.seek(0)
@@ -181,19 +184,17 @@ def _damaged(path: str | Path, why: str) -> RefusedError:
     return RefusedError(f"{path} is damaged or cut short ({why}): fit the traces again")
 
 
-def check_identity(path: str | Path, theirs: str, model_identity: str, name: str = "") -> None:
+def check_identity(path: str | Path, theirs: str, model_identity: str, name: str, remedy: str) -> None:
     """RefusedError, with both identities, when a file belongs to another model."""
     if theirs != model_identity:
         of = f" ({name})" if name else ""
-        raise RefusedError(
-            f"{path} belongs to model {theirs}{of}, this is model {model_identity}: {_WHERE_TRACES_COME_FROM}"
-        )
+        raise RefusedError(f"{path} belongs to model {theirs}{of}, this is model {model_identity}: {remedy}")
 
 
 def load_fit(path: str | Path, model_identity: str) -> Fit:
     """A fit file of this model. RefusedError when it is none or belongs to another."""
     fit = read_fit(path)
-    check_identity(path, fit.identity, model_identity, fit.name)
+    check_identity(path, fit.identity, model_identity, fit.name, _WHERE_FITS_COME_FROM)
     return fit
 
 
@@ -245,7 +246,8 @@ def _load_trace(path: str | Path, model_identity: str) -> Trace:
     from moestream.trace.read import read_trace
 
     trace = read_trace(Path(path))
-    check_identity(path, trace.identity, model_identity, str(trace.meta["model"].get("name", "")))
+    name = str(trace.meta["model"].get("name", ""))
+    check_identity(path, trace.identity, model_identity, name, _WHERE_TRACES_COME_FROM)
     if not len(trace.routes):
         raise no_routes(trace, str(path))
     return trace

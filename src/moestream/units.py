@@ -18,7 +18,7 @@ _UNITS = {
 }  # fmt: skip
 #: The largest size that is taken for one: an exbibyte.
 _LARGEST = 1 << 60
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size(text: str | int) -> int:

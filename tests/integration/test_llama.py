@@ -288,14 +288,48 @@ llama = moestream.Llama({str(tiny("olmoe"))!r}, mechanism={mechanism!r}, n_ctx=2
 running = llama.generate([1, 5, 9], temp=0.0)
 next(running)
 llama.close()
-for call in (lambda: next(running), lambda: llama.eval([1]), lambda: next(llama.generate([1]))):
+calls = (
+    lambda: next(running), lambda: llama.eval([1]), lambda: next(llama.generate([1])), lambda: llama("hi"),
+    lambda: llama.tokenize(b"hi"), lambda: llama.detokenize([1]), lambda: llama.n_vocab(), lambda: llama.save_state(),
+)
+for call in calls:
     try:
         call()
     except moestream.UsageError as error:
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "this model is closed: load it again\n" * 3), done.stderr
+    assert (done.returncode, done.stdout) == (0, "this model is closed: load it again\n" * 8), done.stderr
+
+
+@pytest.mark.parametrize(
+    "mechanism", ["arena+threads:2", "arena+uring:8+lru+gate:2", "mapped+pread+background:2"]
+)
+def test_closing_from_another_thread_waits_for_what_computes(mechanism: str, tiny) -> None:
+    """In a process of its own: freed memory under llama.cpp would end it."""
+    script = f"""
+import threading
+import moestream
+for tokens in (1, 2, 5, 9, 14):
+    llama = moestream.Llama({str(tiny("olmoe"))!r}, mechanism={mechanism!r}, n_ctx=2048, n_batch=32)
+    reached = threading.Event()
+    ended = []
+    def generate():
+        try:
+            for number, token in enumerate(llama.generate([1, 5, 9] * 20, temp=0.0)):
+                if number == tokens:
+                    reached.set()
+        except (moestream.UsageError, moestream.Cancelled) as error:
+            ended.append(str(error))
+    thread = threading.Thread(target=generate)
+    thread.start()
+    reached.wait()
+    llama.close()
+    thread.join()
+    assert ended and ended[0] in ("stopped", "this model is closed: load it again"), ended
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (done.returncode, done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,10 @@ def test_what_nobody_foresaw_is_one_line_too(
     assert capfd.readouterr() == ("", said)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["inspect", "m.gguf", "--json"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["run", "--help"], ["inspect", "m.gguf", "--json"], ["inspect", "m.gguf"], ["mechanisms"]],
+)
 def test_a_reader_that_has_left_is_no_error(words: list[str], tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf")
     reader, writer = os.pipe()
@@ -156,6 +159,26 @@ def test_a_reader_that_has_left_is_no_error(words: list[str], tmp_path: Path) ->
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["inspect", "m.gguf", "--json"], ["inspect", "m.gguf"]])
+def test_a_stdout_that_takes_nothing_is_told_in_one_line(words: list[str], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "moestream", *words]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=120
+        )
+    said = "moestream: standard output took no more, the disk filled up: free some space\n"
+    assert (done.returncode, done.stderr) == (4, said)
+
+
+def test_a_name_too_long_is_refused_before_any_work(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    for words in (["--json", "a" * 300], ["--json", "a" * 250], ["--trace", "a" * 240 + ".parquet"]):
+        said = refusal(moestream("run", str(tmp_path / "m.gguf"), "-p", "x", *words, cwd=tmp_path), 2)
+        assert words[0] in said
+        assert "a name of at most" in said
 
 
 #: A model that never finishes loading, and says when it has begun.

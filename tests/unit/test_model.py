@@ -217,7 +217,7 @@ def test_identity(tmp_path: Path) -> None:
 def test_ggml_log_is_restored_and_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from ggufs import patch, set_tensor_type
 
-    lib = model_ggml._library()
+    lib = model_ggml.ggml_library()
     kept: list[bytes] = []
     callback = model_ggml._LogCallback(lambda _level, text, _data: kept.append(text))
     address = model_ggml.ctypes.cast(callback, model_ggml.ctypes.c_void_p)

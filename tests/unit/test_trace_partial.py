@@ -175,7 +175,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path: Path) -> N
         writer.step(number, "decode", a_step(number), events([], number))
     with (
         files_end_at(partial_of(path).stat().st_size + 100),
-        pytest.raises(RefusedError, match=r"the disk filled up while writing .*recover"),
+        pytest.raises(RefusedError, match=r"could not be written, the disk filled up.*recover"),
     ):
         for number in range(FLUSH_STEPS):
             writer.step(FLUSH_STEPS + number, "decode", a_step(number), events([], number))
@@ -193,7 +193,7 @@ def test_a_disk_without_room_for_the_finished_file_keeps_the_partial_one(tmp_pat
     cut_short(tmp_path / "other.parquet")
     with files_end_at(2000):
         for finish in (lambda: writer._finish(), lambda: recover(tmp_path / "other.parquet")):
-            with pytest.raises(RefusedError, match=r"the disk filled up while writing .*recover"):
+            with pytest.raises(RefusedError, match=r"could not be written, the disk filled up.*recover"):
                 finish()
     assert names_in(tmp_path) == ["other.parquet.partial", "t.parquet.partial"]
     assert recover(path) == FLUSH_STEPS

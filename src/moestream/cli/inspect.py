@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json as json_module
+import time
 from typing import Annotated, Any
 
 import typer
 
-from moestream.model import Bank, Model, locate, read_model
+from moestream.model import Bank, Model, check_architecture, locate, read_model
 from moestream.units import format_bytes
+
+#: Tokens: enough for llama.cpp to build a context.
+_SMALL_CONTEXT = 32
 
 
 def inspect(
     model: Annotated[str, typer.Argument(help="A GGUF file, any shard of a split model, or demo.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read the whole model and try every value of every tensor.")
+    ] = False,
 ) -> None:
     """Show a model's expert table: what streams, what stays, and the bytes one token asks for."""
-    description = describe(read_model(locate(model)))
+    found = read_model(locate(model))
+    description = describe(found)
+    if check:
+        description["checked"] = _check(found)
     if json:
         print(json_module.dumps(description, indent=2))
     else:
         _print_tables(description)
+
+
+def _check(model: Model) -> dict[str, Any]:
+    """What was read of every tensor, and how long it took. Raises ModelError for the first bad one, and for shapes that
+    llama.cpp does not take."""
+    from moestream.cli.making import bars
+    from moestream.dryrun import measure_context
+    from moestream.model.check import check_weights
+
+    check_architecture(model)
+    measure_context(model.paths[0], n_ctx=_SMALL_CONTEXT, n_batch=1, n_ubatch=1)
+    started = time.monotonic()
+    with bars() as progress:
+        checked = check_weights(model, lambda done, total: progress("checking", done, total))
+    return {**dataclasses.asdict(checked), "seconds": time.monotonic() - started}
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -137,6 +163,8 @@ def _facts(description: dict[str, Any]) -> list[tuple[str, str]]:
         ("layers", str(description["layers"])),
         ("trained context", f"{description['n_ctx_train']} tokens"),
     ]
+    if "checked" in description:
+        facts.append(("checked", _verdict(description["checked"])))
     if not description["banks"]:
         return [*facts, ("experts", "none: a dense model, nothing to stream")]
     used, experts = description["experts_used"], description["experts"]
@@ -150,3 +178,12 @@ def _facts(description: dict[str, Any]) -> list[tuple[str, str]]:
             ("prediction heads", f"the last {description['mtp_layers']} layers; decoding does not run them")
         )
     return facts
+
+
+def _verdict(checked: dict[str, Any]) -> str:
+    rate = checked["bytes"] / max(checked["seconds"], 1e-9)
+    untested = f", {checked['untested']} of types that have no test" if checked["untested"] else ""
+    return (
+        f"every value of {checked['tensors']} tensors{untested}, {format_bytes(checked['bytes'])} at "
+        f"{format_bytes(rate)}/s: nothing bad"
+    )

@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from moestream.errors import MoestreamError, UsageError
+from moestream.files import lack_of_room
 
 #: A shell's exit code for a program that Ctrl-C ended before it had anything to show.
 INTERRUPTED = 130
@@ -55,6 +56,10 @@ def _reader_may_leave() -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError as error:
         raise _ReaderGone from error
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich has seen it first
+            raise _ReaderGone from end
+        raise
 
 
 class _Commands(TyperGroup):
@@ -162,6 +167,14 @@ def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
         # As in `moestream inspect demo | head`: it has read what it wanted.
         forget_stdout()
         return 0
+    except OSError as error:
+        lack = lack_of_room(error)
+        if lack is None:
+            complain(f"internal error: {type(error).__name__}: {error}")
+        else:  # every file of ours says so itself
+            complain(f"standard output took no more, {lack}")
+            forget_stdout()
+        return MoestreamError.exit_code
     except Exception as error:
         complain(f"internal error: {type(error).__name__}: {error}")
         return MoestreamError.exit_code

@@ -38,7 +38,7 @@ FILES = ("model", "requantized", "aligned")
 NO_CAP = "none"
 #: Of ``--quick``, where the file does not say: the first prompt, so often, so many tokens.
 QUICK_REPEATS, QUICK_TOKENS = 2, 48
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(x|%)")
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(x|%)", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ arrive in chunks. This module knows nothing of architectures or of what the byte
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from moestream.box import cache_directory
 from moestream.errors import MoestreamError, RefusedError
-from moestream.files import check_directory
+from moestream.files import check_directory, lack_of_room
 from moestream.units import format_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ Progress = Callable[[str, int, int], None]
 ALIGNMENT = 32
 #: Room the header needs beside the tensors: the largest tokenizers are a few MB.
 _HEADER_ROOM = 16 << 20
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -169,9 +167,8 @@ def new_file(out: Path, size_bytes: int, option: str = "--out") -> Iterator[Path
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if lack := lack_of_room(error):
             raise RefusedError(
-                f"the disk filled up while writing {out} (no partial file is left): "
-                f"free some space or {elsewhere}"
+                f"{out} could not be written (no partial file is left), {lack} or {elsewhere}"
             ) from error
         raise RefusedError(f"cannot write {out}: {error.strerror or error}; {elsewhere}") from error

@@ -102,7 +102,7 @@ def binding_version() -> str:
 
 def read_header(path: Path) -> Header:
     """The header of a file that ``header.check_file`` has passed. Raises ModelError when ggml refuses it."""
-    lib = _library()
+    lib = ggml_library()
     with _ggml_log(lib) as log:
         context = lib.gguf_init_from_file(os.fsencode(path), _InitParams(True, None))
     if not context:
@@ -121,13 +121,16 @@ def read_header(path: Path) -> Header:
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def ggml_library() -> ctypes.CDLL:
+    """The ggml that reads headers, its functions typed. Raises AbiError when it is not one this version can use."""
     path = find_library("ggml-base")
     pointer, text, number, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_size_t
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "ggml_log_get": (None, [ctypes.POINTER(pointer), ctypes.POINTER(pointer)]),
         "ggml_log_set": (None, [pointer, pointer]),
         "ggml_type_name": (text, [ctypes.c_int]),
+        "ggml_type_size": (size, [ctypes.c_int]),
+        "ggml_validate_row_data": (ctypes.c_bool, [ctypes.c_int, pointer, size]),
         "gguf_init_from_file": (pointer, [text, _InitParams]),
         "gguf_free": (None, [pointer]),
         "gguf_get_alignment": (size, [pointer]),

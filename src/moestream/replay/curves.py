@@ -26,7 +26,7 @@ DEFAULT_POLICIES = ("lru", "lru-layer", "lfu-decay", "lfu-adapt", "sieve", "s3fi
 DEFAULT_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
 RECORDED = "recorded"
 POOLED = "all traces"
-_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from moestream.files import open_file
 from moestream.units import parse_size
 from moestream.values import Object, parse_json
 
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|ms|us)\s*")
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|ms|us)\s*", re.ASCII)
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 

@@ -8,7 +8,6 @@ partial file: one without a lock was left by a process that died, and ``recover`
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import time
@@ -18,7 +17,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from moestream.errors import RefusedError, UsageError
-from moestream.files import check_directory, exists, open_file
+from moestream.files import check_directory, exists, lack_of_room, open_file
 from moestream.stats import Step
 from moestream.trace.meta import complete_meta, parse_meta
 from moestream.trace.read import STREAM_MAGIC, is_trace, partial_of, partial_stream, whole_batches
@@ -32,7 +31,6 @@ FLUSH_SECONDS = 5.0
 #: Rows of a row group of the finished file, at least (the last has fewer). Writing one takes about 2 kB a row.
 GROUP_ROWS = 8_192
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_EVENTS: dict[str, Any] = dict.fromkeys(
     ("bank", "token", "tokens", "rows", "k", "wishes", "ids", "wish_ids"), ()
 )
@@ -317,6 +315,6 @@ def write_error(path: Path, error: OSError) -> RefusedError:
     kept = (
         f"; what was recorded is in {partial} (`moestream trace recover {path}`)" if partial.exists() else ""
     )
-    if error.errno in _NO_ROOM:
-        return RefusedError(f"the disk filled up while writing {path}: free some space{kept}")
+    if lack := lack_of_room(error):
+        return RefusedError(f"{path} could not be written, {lack}{kept}")
     return RefusedError(f"cannot write {path}: {error.strerror or error}: name another place{kept}")

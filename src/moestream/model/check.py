@@ -1,0 +1,165 @@
+"""Are a model's weights whole? Every tensor is read once and its values are tried by ggml itself: no scale that is
+infinite or no number, no block that its quantization cannot have. A file that passes can still be another model than
+its name says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from moestream.errors import ModelError
+from moestream.model.ggml import ggml_library
+from moestream.model.types import Model, Tensor
+
+#: Bytes read and tried at once, about: whole blocks of the tensor's type.
+PIECE_BYTES = 4 << 20
+_REASON = re.compile(rb"ggml_validate_row_data: (.*)")
+_BLOCK = re.compile(r" at block (\d+)")
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was read. ``untested``: tensors of types that ggml has no test for."""
+
+    tensors: int
+    bytes: int
+    untested: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    tensor: Tensor
+    start: int  # within the tensor
+    bytes: int
+    tested: bool
+
+
+def check_weights(model: Model, progress: Progress | None = None, threads: int | None = None) -> Checked:
+    """Read all tensors of all shards, in file order, and try every value. ``progress(done, total)`` in bytes.
+
+    Raises ModelError that names the first bad tensor, its expert, the place and what is wrong there, or the read that
+    failed. Descriptor 2 leads elsewhere meanwhile, for that is where ggml says what it finds.
+    """
+    total = sum(tensor.nbytes for tensor in model.tensors)
+    done = 0
+    reader = _Reader(model)
+    with reader, _ggml_silent(), ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+        known = _tested_types(model)
+        pieces = list(_pieces(model, known))
+        try:
+            for piece, good in zip(pieces, pool.map(reader.is_good, pieces), strict=True):
+                if not good:
+                    raise ModelError(_complaint(model, piece, reader.reason(piece)))
+                done += piece.bytes
+                if progress is not None:
+                    progress(done, total)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    untested = sum(tensor.type_id not in known for tensor in model.tensors)
+    return Checked(len(model.tensors), total, untested)
+
+
+class _Reader:
+    """Reads pieces, each thread into memory of its own, and has ggml look at them."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._files = contextlib.ExitStack()
+        self._descriptors: list[int] = []
+        self._mine = threading.local()
+
+    def __enter__(self) -> _Reader:
+        for shard in self._model.shards:
+            file = self._files.enter_context(shard.path.open("rb", buffering=0))
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            self._descriptors.append(file.fileno())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._files.close()
+
+    def is_good(self, piece: _Piece) -> bool:
+        if not hasattr(self._mine, "memory"):
+            self._mine.memory = mmap.mmap(-1, PIECE_BYTES)
+        memory = memoryview(self._mine.memory)[: piece.bytes]
+        file, at = self._descriptors[piece.tensor.shard], piece.tensor.offset + piece.start
+        got = 0
+        while got < piece.bytes:
+            try:
+                count = os.preadv(file, [memory[got:]], at + got)
+            except OSError as error:
+                raise ModelError(_complaint(self._model, piece, error.strerror or str(error))) from None
+            if count == 0:
+                raise ModelError(_complaint(self._model, piece, "the file ends early"))
+            got += count
+        # Else the whole file would push everything out of the page cache.
+        os.posix_fadvise(file, at, piece.bytes, os.POSIX_FADV_DONTNEED)
+        if not piece.tested:
+            return True
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        return bool(ggml_library().ggml_validate_row_data(piece.tensor.type_id, address, piece.bytes))
+
+    def reason(self, piece: _Piece) -> str:
+        """ggml's words for a bad piece, tried once more by itself."""
+        with _ggml_silent() as said:
+            self.is_good(piece)
+            said.seek(0)
+            found = _REASON.search(said.read())
+        return found[1].decode(errors="replace").strip() if found else "ggml refuses its values"
+
+
+def _pieces(model: Model, tested: set[int]) -> Iterator[_Piece]:
+    for tensor in model.tensors:
+        block = ggml_library().ggml_type_size(tensor.type_id)
+        step = PIECE_BYTES // block * block
+        for start in range(0, tensor.nbytes, step):
+            yield _Piece(tensor, start, min(step, tensor.nbytes - start), tensor.type_id in tested)
+
+
+def _tested_types(model: Model) -> set[int]:
+    """The types of the model that ggml can tell good values of: zeros are good in all of them."""
+    library, types = ggml_library(), {tensor.type_id for tensor in model.tensors}
+    return {
+        number
+        for number in types
+        if library.ggml_validate_row_data(
+            number, ctypes.create_string_buffer(size := library.ggml_type_size(number)), size
+        )
+    }
+
+
+def _complaint(model: Model, piece: _Piece, reason: str) -> str:
+    tensor = piece.tensor
+    block = _BLOCK.search(reason)  # counted from where the piece begins
+    at = piece.start + (int(block[1]) * ggml_library().ggml_type_size(tensor.type_id) if block else 0)
+    reason = _BLOCK.sub("", reason)
+    slabs = (slab for bank in model.banks for slab in bank.tensors if slab.name == tensor.name)
+    expert = next((f", expert {at // slab.slab_bytes}" for slab in slabs), "")
+    return (
+        f"{model.shards[tensor.shard].path}: tensor {tensor.name} ({tensor.type_name}){expert}, at byte "
+        f"{tensor.offset + at}: {reason}; download it again"
+    )
+
+
+@contextlib.contextmanager
+def _ggml_silent() -> Iterator[tempfile._TemporaryFileWrapper[bytes]]:
+    """What ggml prints to descriptor 2 meanwhile is in the file yielded."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield said  # type: ignore[misc]
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
