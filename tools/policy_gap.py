@@ -3,7 +3,8 @@
 ``python tests/record_routes.py DIR && python tools/policy_gap.py DIR``. A row is a recording (``FAMILY-NUMBER.npz``)
 and a budget; a figure is the share of LRU's avoidable misses that the policy avoids, in percent: 0 is LRU, 100 is
 Belady, which knows what comes, below 0 is worse than LRU. The budget is a share of all experts. Every use counts, the
-prompt's too, from an empty cache.
+prompt's too, from an empty cache. Then the means over the prompts of a family, over the *held-out* ones (those of an
+odd number, on which no constant was chosen) and over all; and in how many rows a policy misses more often than LRU.
 """
 
 from __future__ import annotations
@@ -62,6 +63,12 @@ class Recorded:
         return int(done["counters"]["misses"])
 
 
+def groups_of(name: str) -> list[str]:
+    """What a recording counts for: its family, and all, and the held-out ones."""
+    family, _, number = name.partition("-")
+    return [family, *(["held out"] if int(number) % 2 else []), "all"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -77,16 +84,18 @@ def main() -> None:
     print(f"| prompt | budget | LRU | Belady | {' | '.join(args.policies)} |")
     print("|---|---" + "|---" * (2 + len(args.policies)) + "|")
     shares: dict[tuple[str, float], list[list[float]]] = {}
+    behind = dict.fromkeys(args.policies, 0)
     for path in paths:
         recorded = Recorded(path)
         used = len(recorded.arrays["experts"])
         for budget in args.budgets:
             lru, belady = (recorded.misses(policy, budget) for policy in ("lru", "belady"))
-            row = [
-                100 * (lru - recorded.misses(policy, budget)) / max(1, lru - belady)
-                for policy in args.policies
-            ]
-            shares.setdefault((path.stem.partition("-")[0], budget), []).append(row)
+            misses = [recorded.misses(policy, budget) for policy in args.policies]
+            row = [100 * (lru - count) / max(1, lru - belady) for count in misses]
+            for policy, count in zip(args.policies, misses, strict=True):
+                behind[policy] += count > lru
+            for group in groups_of(path.stem):
+                shares.setdefault((group, budget), []).append(row)
             rates = f"{1 - lru / used:.3f} | {1 - belady / used:.3f}"
             print(f"| {path.stem} | {budget:g} % | {rates} | {' | '.join(f'{share:.0f}' for share in row)} |")
     for (family, budget), rows in shares.items():
@@ -94,6 +103,8 @@ def main() -> None:
         print(
             f"| **{family}** ({len(rows)}) | {budget:g} % | | | {' | '.join(f'{share:.0f}' for share in mean)} |"
         )
+    rows = len(paths) * len(args.budgets)
+    print(", ".join(f"{policy} behind LRU in {count} of {rows} rows" for policy, count in behind.items()))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ WARMERS = {
         Argument("how to ask", choices=("mincore", "cachestat"), needs=(("cachestat", "cachestat"),)),
     ),
     "tiered": Member(
-        "O_DIRECT into scratch the first time, through the page cache after: a bit a slab",
+        "O_DIRECT over the slab the first time, through the page cache after: a bit a slab",
         MACOS,
         needs=("o_direct",),
     ),

@@ -129,6 +129,42 @@ def test_cap_is_kept(mechanism: str, share: float, tiny, stock) -> None:
     assert tuple(result["digests"]) == expected.digests
 
 
+@pytest.mark.parametrize("reader", ["sync", "uring:32"])
+def test_cow_stops_before_an_enforced_cap(reader: str, tiny) -> None:
+    """What it wrote stays, so memory grows past every budget: it ends by itself, and nothing has to be killed."""
+    available, why = Cage.available()
+    if not available:
+        pytest.skip(f"no memory cgroup: {why}")
+    path = tiny("olmoe", "tiny,experts=64,layers=8,ff=1024")
+    mechanism = f"cow+{reader}+lru"
+    cap = int(smallest_cap(path, mechanism) * 1.1)
+    with Cage(cap) as cage:
+        done = cage.run(
+            child_command(path, cap, mechanism, length=100, steps=200), capture_output=True, text=True
+        )
+        assert cage.oom_kills() in (0, None)
+        peak = cage.peak_bytes()
+    assert "keeps every page it has written" in child_result(done)["text"]
+    assert peak is None or peak <= cap
+
+
+def test_shared_keeps_an_enforced_cap(tiny, stock) -> None:
+    available, why = Cage.available()
+    if not available:
+        pytest.skip(f"no memory cgroup: {why}")
+    path = tiny("olmoe", "tiny,experts=64,layers=8,ff=1024")
+    cap = int(smallest_cap(path, "shared+sync+lru") * 1.2)
+    with Cage(cap) as cage:
+        done = cage.run(
+            child_command(path, cap, "shared+sync+lru", length=40), capture_output=True, text=True
+        )
+        assert cage.oom_kills() in (0, None)
+    result = child_result(done)
+    assert "error" not in result, result
+    expected = stock(path, prompt_tokens(40, 320), 6, 2, result["n_batch"], result["n_batch"])
+    assert tuple(result["digests"]) == expected.digests
+
+
 def test_below_the_smallest_cap_is_refused_with_the_number(tiny) -> None:
     path = tiny("olmoe")
     smallest = smallest_cap(path, "arena")
@@ -213,18 +249,21 @@ def test_warmers_spare_the_faults(reader: str, tiny, tmp_path: Path) -> None:
     assert faults(f"mapped+{reader}+anon") <= faults("mapped+fault+anon") // 2
 
 
-@pytest.mark.parametrize("mechanism", ["resident", "mapped+fault", "mapped+pread+willneed+anon", "arena"])
+@pytest.mark.parametrize(
+    "mechanism",
+    ["resident", "mapped+fault", "mapped+pread+willneed+anon", "arena", "cow+sync+lru", "shared+sync+lru"],
+)
 def test_the_file_is_only_read(mechanism: str, tiny) -> None:
     path = tiny("olmoe")
     before = hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns
-    with load(path, mechanism) as llama:
+    with load(path, mechanism, i_know=True) as llama:
         answer(llama, prompt_tokens(9, llama.n_vocab()), 3)
         descriptors = model_descriptors(path)
         assert descriptors
         assert all(flags & os.O_ACCMODE == os.O_RDONLY for flags in descriptors.values())
         mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line]
         assert not any("w" in line.split()[1] and "s" in line.split()[1] for line in mapped)
-        assert bool(mapped) == mechanism.startswith("mapped")
+        assert bool(mapped) == mechanism.startswith(("mapped", "cow"))
     assert before == (hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns)
 
 

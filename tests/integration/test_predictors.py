@@ -173,6 +173,6 @@ def test_gate_names_the_same_one_layer_ahead_however_far_it_looks(tiny: Tiny, tm
 
 def test_another_model_s_files_are_refused_by_identity(tiny: Tiny, files) -> None:
     trace, fitted = files("deepseek2")
-    for predictor in (f"ridge:{fitted}", f"oracle:{trace}"):
+    for seeded in (f"lru+ridge:{fitted}", f"lru+oracle:{trace}", f"pinned:{trace}", f"pinned:{fitted}"):
         with pytest.raises(RefusedError, match=r"belongs to model [0-9a-f]{16}.*this is model [0-9a-f]{16}"):
-            load(tiny("olmoe"), f"arena+uring:8+lru+{predictor}", experts=EXPERT_BYTES)
+            load(tiny("olmoe"), f"arena+uring:8+{seeded}", experts=EXPERT_BYTES)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from moestream import __version__
+from moestream.box import Box
 from moestream.geometry import slab_geometry
 from moestream.make import make_model
 from moestream.model import read_model
@@ -228,9 +229,31 @@ def test_names_that_are_no_utf_8(tiny: Path, tmp_path: Path) -> None:
 def test_every_cap_and_mechanism_gives_the_same_text(
     streamed: tuple[str, str, dict[str, Any]], tiny: Path
 ) -> None:
-    for mechanism in ("resident", "mapped+willneed"):
-        words = ("--mechanism", mechanism, "--ctx", CONTEXT, "--quiet")
-        assert run(tiny, "-p", PROMPT, "-n", 24, *words).stdout == streamed[0]
+    for mechanism in (
+        "resident",
+        "mapped+willneed",
+        "mapped+hybrid:mincore",
+        "mapped/random+tiered",
+        "mapped+pread:2x4+background:1",
+        "mapped+memcpy",
+        "mapped+fadvise+dontneed:2",
+        "arena/fresh+threads:2+sieve+previous",
+        "arena/align2m+sync+s3fifo+random",
+        "arena/buffered+uring:4x2+lru-layer+gate:2+mlock",
+        "cow+sync+lru",
+        "shared+threads:2+lfu-adapt",
+    ):
+        words = ("--mechanism", mechanism, "--ctx", CONTEXT, "--quiet", "--i-know")
+        done = run(tiny, "-p", PROMPT, "-n", 24, *words)
+        assert (done.returncode, done.stdout) == (0, streamed[0]), (mechanism, done.stderr)
+
+
+def test_cow_is_refused_where_no_cap_is_enforced(tiny: Path) -> None:
+    box = Box()
+    if box.memory_limit().bytes < box.ram_bytes():
+        pytest.skip("a memory cap is enforced on this process")
+    words = (tiny, "-p", PROMPT, "-n", 4, "--mechanism", "cow+sync+lru", "--ctx", CONTEXT)
+    assert "--i-know" in refusal(run(*words), 3)
 
 
 def test_a_seed_repeats_and_another_differs(tiny: Path) -> None:

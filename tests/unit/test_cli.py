@@ -181,6 +181,15 @@ def test_a_name_too_long_is_refused_before_any_work(tmp_path: Path) -> None:
         assert "a name of at most" in said
 
 
+def test_a_policy_on_run_explains_itself() -> None:
+    said = refusal(moestream("run", "m.gguf", "-p", "x", "--policy", "belady"), 2)
+    assert "moestream replay TRACE --policy belady" in said
+    said = refusal(moestream("run", "m.gguf", "-p", "x", "--mechanism", "arena+belady"), 3)
+    assert "moestream replay TRACE --policy belady" in said
+    said = refusal(moestream("run", "m.gguf", "-p", "x", "--policy", "lru"), 2)
+    assert "--mechanism arena+lru" in said
+
+
 #: A model that never finishes loading, and says when it has begun.
 _ENDLESS_LOAD = """
 import threading, sys, types

@@ -271,6 +271,17 @@ def test_a_routed_expert_costs_no_more_than_counting_it(policy: str) -> None:
     assert replaying < 4 * counting, f"{replaying:.3f} s for what counting ten times takes {counting:.3f} s"
 
 
+@pytest.mark.parametrize("policy", sorted({*_core.policy_members(), BELADY}))
+def test_a_million_routed_experts_take_less_than_five_seconds(policy: str) -> None:
+    """Of processor time, which another process on the machine does not lengthen much."""
+    recording = many_routes(1_000_000)
+    priority = np.zeros(48 * 128)
+    started = time.process_time()
+    done = replay(recording, policy, (1500,), priority=priority)
+    assert time.process_time() - started < 5
+    assert done.counters["hits"] + done.counters["misses"] == 1_000_000
+
+
 # -- bad input ------------------------------------------------------------------------------------------------
 
 

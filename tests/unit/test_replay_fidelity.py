@@ -40,6 +40,14 @@ def traced(path: Path, mechanism: str, prompt: int, experts: int = 0, **argument
         ("olmoe", "Q4_K", "arena+uring:8+lfu-adapt+gate:2", 5),
         # Two parts; a prompt whose every layer is read early.
         ("olmoe", "Q4_K_M", "arena+threads:2+lru-layer+gate:8", 40),
+        ("olmoe", "Q4_K", "arena+sync+lfu+none", 5),
+        ("olmoe", "Q4_K", "arena/buffered+threads:3x4+none+none", 5),
+        ("olmoe", "Q4_K", "arena/fresh+sync+lru+previous:2", 5),
+        ("olmoe", "Q4_K", "arena/populate+uring:4+fifo+none", 5),
+        ("olmoe", "Q4_K", "cow+sync+lru+none", 5),
+        ("olmoe", "Q4_K", "shared+threads:2+lfu-adapt+none", 5),
+        # Two banks a layer.
+        ("grovemoe", "Q4_K", "arena+uring:8+lru+none", 5),
         # Layers without experts before those with.
         ("deepseek2", "Q4_K", "arena+uring:8+lfu-decay:16+gate:2", 5),
     ],
@@ -47,7 +55,7 @@ def traced(path: Path, mechanism: str, prompt: int, experts: int = 0, **argument
 def test_replay_of_the_recorded_mechanism_is_the_record(
     tiny: Callable[..., Path], arch: str, quant: str, mechanism: str, prompt: int
 ) -> None:
-    trace, left = traced(tiny(arch, quant=quant), mechanism, prompt)
+    trace, left = traced(tiny(arch, quant=quant), mechanism, prompt, i_know=True)
     assert left
     recording = prepare(trace)
     fidelity = check_fidelity(trace, recording)
@@ -61,6 +69,24 @@ def test_replay_of_the_recorded_mechanism_is_the_record(
         assert len(table[name]) == len(trace.steps["step"])
     assert table["early"].tolist() == trace.steps["speculative_issued"].tolist()
     assert not done.refused.any()
+
+
+@pytest.mark.parametrize("seeded", ["pinned:{}+none", "lru+oracle:{}"])
+def test_what_a_mechanism_reads_from_a_trace_is_replayed_too(
+    seeded: str, tiny: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, first, second = tiny("olmoe"), tmp_path / "first.parquet", tmp_path / "second.parquet"
+    for file, mechanism in ((first, "lru+none"), (second, seeded.format(first))):
+        llama = load(path, f"arena+uring:8+{mechanism}", trace=str(file))
+        answer(llama, prompt_tokens(5, llama.n_vocab()), 12)
+        llama.close()
+    policy = seeded.format(first).partition("+")[0]
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(second), "--policy", policy, "--budget", "recorded", "--json", "-"])
+    assert ended.value.code == 0
+    document = json.loads(capfd.readouterr().out)
+    (recorded,) = [trace["recorded"] for trace in document["traces"]]
+    assert recorded["different_steps"] == 0 < recorded["misses"]
 
 
 def test_bytes_are_those_of_the_slabs_read(tiny: Callable[..., Path]) -> None:

@@ -1,6 +1,6 @@
 // cow: the file in a private mapping that may be written. Every slab that is loaded is copied into it, which gives the
-// process a page of its own for each page of the file it ever copied: resident memory grows until all of the experts is
-// there twice (here and in the page cache), whatever the budget says. It is here to show that, inside a cap.
+// process a page of its own for each page of the file it ever copied: resident memory grows until a copy of every
+// expert that was ever used is there, whatever the budget says. It is here to show that, inside a cap.
 #include <sys/mman.h>
 
 #include "copying.h"

@@ -25,6 +25,7 @@ from moestream.cli.banner import Bar, banner, held_bytes, summary
 from moestream.cli.main import forget_stdout
 from moestream.errors import Cancelled, RefusedError, UsageError
 from moestream.mechanism import Mechanism
+from moestream.members import ELSEWHERE
 from moestream.model import locate
 from moestream.report import Generated, check_writable, run_document, write_json
 from moestream.units import parse_size
@@ -107,6 +108,7 @@ def run(
         bool,
         typer.Option("--i-know", help="Run a mechanism that grows without bound outside an enforced cap."),
     ] = False,
+    policy: Annotated[str | None, typer.Option(hidden=True)] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Put the prompt into the model's own chat template.")
     ] = False,
@@ -116,6 +118,10 @@ def run(
     The text goes to stdout, the rest to stderr. Ctrl-C ends with the text so far and the summary; a second
     one at once.
     """
+    if policy is not None:  # an option of `replay`, tried here by habit
+        raise UsageError(
+            ELSEWHERE.get(policy, f"a policy is a part of the mechanism: --mechanism arena+{policy}")
+        )
     if mechanism is not None:
         Mechanism.parse(mechanism)
     cap = parse_size(ram) if ram is not None else None
