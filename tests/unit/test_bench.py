@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from moestream.box import page_cache
 from moestream.box.page_cache import cached_bytes, drop, fill
 from moestream.lab import bench_figures as figures
 from moestream.lab.bench import todo
@@ -335,6 +336,43 @@ def test_the_page_cache_is_filled_and_dropped(tmp_path: Path) -> None:
     if after == full:
         pytest.skip("this file system keeps its pages (tmpfs)")
     assert after == 0
+
+
+@pytest.fixture
+def no_cachestat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel before 6.5: there is no system call of that number."""
+    monkeypatch.setattr(page_cache, "_CACHESTAT", 100_000)
+
+
+@pytest.mark.usefixtures("no_cachestat")
+def test_an_older_kernel_is_asked_page_by_page(tmp_path: Path) -> None:
+    paths = [tmp_path / "one", tmp_path / "two"]
+    for path in paths:
+        path.write_bytes(bytes(1 << 20))
+    fill(paths)
+    assert cached_bytes(paths) == 2 << 20
+    drop(paths)
+    after = cached_bytes(paths)
+    if after == 2 << 20:
+        pytest.skip("this file system keeps its pages (tmpfs)")
+    assert after == 0
+
+
+@pytest.mark.usefixtures("no_cachestat")
+def test_what_no_kernel_tells_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+
+    def refused(path: Path, ranges: object) -> int:
+        raise OSError(38, f"mincore of {path}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(page_cache, "resident_bytes", refused)
+        assert cached_bytes([path]) is None
+    # Of another user's file, mincore says that every page is there.
+    monkeypatch.setattr(page_cache.os, "geteuid", lambda: path.stat().st_uid + 1)
+    monkeypatch.setattr(page_cache.os, "access", lambda path, mode: False)
+    assert cached_bytes([path]) is None
 
 
 def test_the_engine_is_told_the_cap_and_stock_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

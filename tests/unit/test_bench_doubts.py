@@ -11,9 +11,11 @@ import pytest
 from bench_records import ARMS, BOX, CAP, DEFAULT, MS, PROMPTS, SLOW, STOCK_ARM, Mock, Silent, setup
 from moestream.lab.bench_arms import Arm
 from moestream.lab.bench_doubts import Doubt, Kind, doubts
+from moestream.lab.bench_engaged import MAY_BE_ZERO, broken_promises
 from moestream.lab.bench_session import Asked, make_runs
 from moestream.lab.schedule import schedule
 from moestream.lab.validity import judge, judge_all
+from moestream.mechanism import Mechanism
 
 Record = dict[str, Any]
 
@@ -127,7 +129,9 @@ def test_a_cap_that_is_not_the_kernels(quiet: tuple[dict[str, Any], list[Record]
     assert "24 runs" in seen[0].text
 
 
-def test_a_fallback_of_the_default_is_told_once(quiet: tuple[dict[str, Any], list[Record]]) -> None:
+def test_a_default_that_fell_back_does_not_count_and_is_told_once(
+    quiet: tuple[dict[str, Any], list[Record]],
+) -> None:
     def fallen(number: int, record: Record) -> Record:
         if record["arm"] != "default":
             return record
@@ -139,8 +143,9 @@ def test_a_fallback_of_the_default_is_told_once(quiet: tuple[dict[str, Any], lis
         }
 
     (doubt,) = found(quiet, fallen)
-    assert doubt.kind is Kind.FELL_BACK
-    assert doubt.text.startswith("default: io_uring is refused here")
+    assert doubt.kind is Kind.EXCLUDED
+    assert doubt.text.startswith("24 runs of default excluded, fell back: io_uring is refused here")
+    assert doubt.next == "moestream mechanisms"
 
 
 def test_one_fault_of_many_arms_is_one_doubt(quiet: tuple[dict[str, Any], list[Record]]) -> None:
@@ -177,7 +182,7 @@ def one(quiet: tuple[dict[str, Any], list[Record]], arm: Arm, **changes: Any) ->
     record = next(record for record in quiet[1] if record["arm"] == arm.key)
     inner = {key.removeprefix("document__"): value for key, value in changes.items() if "__" in key}
     outer = {key: value for key, value in changes.items() if "__" not in key}
-    return judge({**record, "document": {**record["document"], **inner}, **outer})
+    return judge({**record, **({"document": {**record["document"], **inner}} if inner else {}), **outer})
 
 
 def mechanism(arm: Arm, **changes: Any) -> dict[str, Any]:
@@ -198,7 +203,54 @@ _IDLE = {"bytes_read": 0, "hits": 0, "tokens": 16, "step_ms": [1.0] * 16}
         (SLOW, {"document__mechanism": mechanism(SLOW, fallbacks=["no mlock"])}, "fell back: no mlock"),
         (SLOW, {"document__mechanism": mechanism(SLOW, effective="arena")}, "fell back: arena ran"),
         (SLOW, {"document__decode": _IDLE}, "inactive: willneed asked for nothing"),
-        (SLOW, {"document__mechanism": mechanism(SLOW, engaged={"advice calls": 0})}, "inactive"),
+        (
+            SLOW,
+            {"document__mechanism": mechanism(SLOW, engaged={"advice calls": 0})},
+            "inactive: advice calls: 0",
+        ),
+        (
+            SLOW,
+            {"document__mechanism": mechanism(SLOW, engaged={"advice calls": 0, "bytes copied": 5})},
+            "inactive: advice calls: 0 of mapped+willneed",
+        ),
+        (
+            SLOW,
+            {
+                "document__mechanism": mechanism(
+                    SLOW, engaged={"advice calls": 5, "experts asked for early": 0}
+                )
+            },
+            "inactive: experts asked for early: 0",
+        ),
+        (
+            DEFAULT,
+            {
+                "document__mechanism": mechanism(
+                    DEFAULT, effective="arena", engaged={"pieces read": 5, "bytes moved": 0}
+                )
+            },
+            "inactive: bytes moved: 0 of arena",
+        ),
+        (
+            DEFAULT,
+            {"document__mechanism": mechanism(DEFAULT, effective="arena", fallbacks=["no io_uring"])},
+            "fell back: no io_uring",
+        ),
+        (
+            SLOW,
+            {
+                "document": None,
+                "returncode": 3,
+                "error": "not as asked: tiered: O_DIRECT is refused on m.gguf",
+            },
+            "fell back: tiered: O_DIRECT is refused",
+        ),
+        (
+            SLOW,
+            {"document": None, "returncode": 3, "error": "load\nnot as asked (--strict): mlock is refused"},
+            "fell back: mlock is refused",
+        ),
+        (SLOW, {"document": None, "returncode": 3, "error": "m.gguf: is truncated"}, "failed: exit code 3"),
         (SLOW, {"cached_bytes_before": CAP}, "not cold: 1074 MB"),
         (SLOW, {"document__tokens": [1, 2]}, "empty output: 2 of 17 tokens"),
         (SLOW, {"conditions": {"swapped_bytes": 10**9}}, "swapped: the machine swapped 1000 MB"),
@@ -220,13 +272,54 @@ def test_why_a_run_does_not_count(
         (DEFAULT, {"cage_peak_bytes": None}),
         (SLOW, {"cached_bytes_before": CAP, "warm": True}),
         (SLOW, {"conditions": {}}),
-        (SLOW, {"document__mechanism": mechanism(SLOW, engaged={"advice calls": 5, "refused": 0})}),
+        (SLOW, {"cached_bytes_before": None}),
+        (SLOW, {"document__mechanism": mechanism(SLOW, engaged=dict.fromkeys(MAY_BE_ZERO, 0))}),
+        (
+            DEFAULT,
+            {
+                "document__mechanism": mechanism(
+                    DEFAULT,
+                    effective="arena",
+                    engaged={"bytes moved": 5, "bytes dropped": 0, "bytes populated": 0},
+                )
+            },
+        ),
     ],
 )
 def test_what_is_no_reason(
     quiet: tuple[dict[str, Any], list[Record]], arm: Arm, changes: dict[str, Any]
 ) -> None:
     assert one(quiet, arm, **changes) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "counter"),
+    [
+        ("arena", "bytes moved"),
+        ("arena", "pieces read"),
+        ("arena/populate", "bytes populated"),
+        ("arena/thp", "bytes in huge pages at most"),
+        ("arena+dontneed:0", "bytes dropped"),
+        ("mapped+willneed+dontneed:0", "bytes dropped after use"),
+        ("mapped/random+willneed", "bytes of the mapping advised"),
+        ("mapped+tiered", "reads past the page cache"),
+        ("mapped+hybrid:mincore", "residency questions"),
+        ("cow", "bytes copied"),
+        ("cow/huge", "huge staging bytes"),
+    ],
+)
+def test_a_promised_counter_that_stays_0_is_a_broken_promise(text: str, counter: str) -> None:
+    wanted = Mechanism.parse(text)
+    assert broken_promises(wanted, {counter: 0, "another": 1}) == [counter]
+    assert broken_promises(wanted, {counter: 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "counter"),
+    [("arena/fresh", "bytes moved"), ("arena/fresh", "bytes dropped"), ("cow", "huge staging bytes")],
+)
+def test_a_counter_that_another_member_moves_promises_nothing(text: str, counter: str) -> None:
+    assert broken_promises(Mechanism.parse(text), {counter: 0}) == []
 
 
 def test_drift_is_told_with_its_direction(quiet: tuple[dict[str, Any], list[Record]], tmp_path: Path) -> None:

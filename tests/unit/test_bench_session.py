@@ -127,6 +127,20 @@ def test_an_arm_whose_advice_fails_does_not_count_and_is_given_up(tmp_path: Path
     assert doubt["next"] == f"moestream run m.gguf --ram 1GiB --mechanism {SLOW.key} --strict -p test -n 8"
 
 
+def test_an_arm_that_the_box_refuses_fell_back_and_is_given_up(tmp_path: Path) -> None:
+    def refused(one: Arm, number: int, ending: dict[str, Any], made: dict[str, Any]) -> dict[str, Any] | None:
+        if one is not SLOW:
+            return made
+        ending |= {"returncode": 3, "error": "not as asked (--strict): mlock of 5 dense bytes is refused"}
+        return None
+
+    mock = Mock(change=refused)
+    summary = bench(tmp_path / "out", mock)
+    assert mock.runs.count(SLOW.key) == 3
+    (doubt,) = (doubt for doubt in summary["doubts"] if doubt["kind"] == "runs excluded")
+    assert doubt["text"] == f"3 runs of {SLOW.key} excluded, fell back: mlock of 5 dense bytes is refused"
+
+
 def test_empty_output_is_no_output_that_is_equal(tmp_path: Path) -> None:
     def nothing(one: Arm, number: int, ending: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
         return {**made, "tokens": [], "text": ""} if one is SLOW else made

@@ -11,7 +11,7 @@ from typing import Any
 from moestream.lab import bench_figures as figures
 from moestream.lab import statistics
 from moestream.lab.bench_arms import FEWEST_PROMPTS, STOCK
-from moestream.lab.validity import Reason, Record
+from moestream.lab.validity import Reason, Record, must_be_cold
 
 #: Below this many rounds an order that turns round has not evened out, and one odd run decides.
 FEWEST_ROUNDS = 3
@@ -46,7 +46,6 @@ class Kind(str, Enum):
     OTHER_LOAD = "other load"
     STOLEN = "stolen time"
     THROTTLED = "throttled"
-    FELL_BACK = "fell back"
     NOT_COMPARED = "tokens not compared"
     COLD_UNKNOWN = "cold state unknown"
     COUNTER_STUCK = "counter stuck"
@@ -91,7 +90,7 @@ def doubts(
         *_noise(noise, command),
         *_drift(valid, command),
         *_machine(setup, valid, command),
-        *_engine(valid),
+        *_compared(valid),
         *_accounts(setup, valid, has_ceiling),
     ]
 
@@ -221,14 +220,7 @@ def _machine(setup: Mapping[str, Any], valid: Sequence[Record], command: str) ->
         )
 
 
-def _engine(valid: Sequence[Record]) -> Iterator[Doubt]:
-    seen: dict[tuple[str, str], str] = {}
-    for record in valid:
-        for fallback in record["document"]["mechanism"].get("fallbacks") or ():
-            # Of the same words with other figures one is enough.
-            seen.setdefault((record["arm"], _FIGURES.sub("", fallback)), fallback)
-    for (arm, _), fallback in seen.items():
-        yield Doubt(Kind.FELL_BACK, f"{arm}: {fallback}", "moestream mechanisms")
+def _compared(valid: Sequence[Record]) -> Iterator[Doubt]:
     steps: dict[tuple[str, int], set[str]] = {}
     for record in valid:
         document = record["document"]
@@ -245,11 +237,13 @@ def _engine(valid: Sequence[Record]) -> Iterator[Doubt]:
 
 def _accounts(setup: Mapping[str, Any], valid: Sequence[Record], has_ceiling: bool) -> Iterator[Doubt]:
     probe = f"moestream probe --model {setup['model']['name']}"
-    if any(record["cap_bytes"] is not None and record["cached_bytes_before"] is None for record in valid):
+    unknown = sum(must_be_cold(record) and record["cached_bytes_before"] is None for record in valid)
+    if unknown:
         yield Doubt(
             Kind.COLD_UNKNOWN,
-            "this kernel does not tell what of a file is cached (before 6.5), so no start is known to be cold",
-            "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches before a benchmark",
+            f"the kernel does not tell what of the model is cached (before 6.5 only its owner is told): {unknown} "
+            "starts are not known to be cold",
+            f"sudo chown $USER {setup['model']['name']}",
         )
     read = sum(figures.decode(record)["bytes_read"] for record in valid)
     counted = sum(figures.decode(record)["read_bytes_os"] for record in valid)

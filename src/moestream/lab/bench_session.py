@@ -135,9 +135,13 @@ def not_made(slots: Sequence[Slot], records: Sequence[Record]) -> list[Slot]:
 
 def _hopeless(key: str, records: Sequence[Record]) -> bool:
     first = [record for record in records if record["arm"] == key][:GIVE_UP_AFTER]
-    return len(first) == GIVE_UP_AFTER and all(
-        any(text.startswith(f"{Reason.FAILED.value}:") for text in record["invalid"]) for record in first
-    )
+    return len(first) == GIVE_UP_AFTER and all(map(_will_fail_again, first))
+
+
+def _will_fail_again(record: Record) -> bool:
+    """It failed, or its box refused what was asked for before it ran."""
+    reasons = {Reason.FAILED} | ({Reason.FELL_BACK} if record["returncode"] != 0 else set())
+    return any(text.startswith(f"{reason.value}:") for reason in reasons for text in record["invalid"])
 
 
 def conclude(out: Path, records: Sequence[Record], probe_compute_s: float | None) -> dict[str, Any]:

@@ -6,11 +6,13 @@ A reason is text that begins with a word of ``Reason``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
 from moestream.errors import MechanismError, RefusedError
+from moestream.lab.bench_engaged import broken_promises
 from moestream.mechanism import Mechanism
 
 Record = dict[str, Any]
@@ -23,6 +25,8 @@ SWAPPED_BYTES = 8 << 20
 UNCAGED_SHARE = 1.10
 #: A memory cgroup charges in batches: its peak may pass the limit by so much and no more.
 CHARGE_SLACK = 1 << 20
+#: How an engine that was told a mechanism refuses to run another (``EngagementError``).
+_NOT_AS_ASKED = re.compile(r"not as asked(?: \(--strict\))?: ")
 #: What of a box must be equal for two runs to be put side by side.
 BOX_KEYS = ("cpus", "ram_bytes", "kernel", "machine", "fs", "device")
 
@@ -54,6 +58,9 @@ def judge(record: Record) -> list[str]:
     if record["returncode"] != 0 or document is None:
         # Of a traceback, the last line says what happened.
         said = ((record.get("error") or "").strip().splitlines() or ["no word"])[-1][-300:]
+        refused = _NOT_AS_ASKED.match(said)
+        if refused is not None:
+            return [*found, Reason.FELL_BACK.of(said[refused.end() :])]
         return [*found, Reason.FAILED.of(f"exit code {record['returncode']}: {said}")]
     return [*found, *_cap(record), *_engaged(record), *_state(record), *_output(record)]
 
@@ -112,6 +119,11 @@ def is_stock(record: Record) -> bool:
     return bool(record["asked"] == "stock")
 
 
+def must_be_cold(record: Record) -> bool:
+    """Whether nothing of the model may be cached when the run begins. Where that is not known, it is a doubt."""
+    return record["cap_bytes"] is not None and not record.get("warm")
+
+
 def _cap(record: Record) -> list[str]:
     """Was the cap the kernel's, and did the process see it?"""
     cap, document = record["cap_bytes"], record["document"]
@@ -133,38 +145,33 @@ def _cap(record: Record) -> list[str]:
 
 
 def _engaged(record: Record) -> list[str]:
-    """Did the mechanism that was asked for do the work?
-
-    The default is whatever the engine chooses on this box, so its fallbacks are told as doubts and not here."""
-    mechanism, asked = record["document"]["mechanism"], record["asked"]
-    if is_stock(record) or asked == "default":
+    """Did the mechanism that was asked for, or the default as it is where nothing is in its way, do the work?"""
+    if is_stock(record):
         return []
+    mechanism, asked = record["document"]["mechanism"], record["asked"]
     if mechanism.get("fallbacks"):
         return [Reason.FELL_BACK.of("; ".join(mechanism["fallbacks"]))]
     try:
-        wanted = Mechanism.parse(asked)
+        # What the default is under a cap the engine decides.
+        wanted = Mechanism.parse(str(mechanism["effective"]) if asked == "default" else asked)
     except MechanismError as error:
         return [Reason.FELL_BACK.of(str(error))]
-    if mechanism["effective"] != str(wanted):
+    if asked != "default" and mechanism["effective"] != str(wanted):
         return [Reason.FELL_BACK.of(f"{mechanism['effective']} ran, {wanted} was asked for")]
+    if wanted.store == "resident" or wanted.reader == "fault" or record["cap_bytes"] is None:
+        return []
     phases = [record["document"].get(name) or {} for name in ("prefill", "decode")]
-    streams = wanted.store != "resident" and wanted.reader != "fault" and record["cap_bytes"] is not None
-    engaged = mechanism.get("engaged")
-    idle = not any(phase.get("bytes_read") or phase.get("hits") for phase in phases)
-    if streams and (idle or (engaged and not any(engaged.values()))):
+    if not any(phase.get("bytes_read") or phase.get("hits") for phase in phases):
         return [Reason.INACTIVE.of(f"{wanted.reader} asked for nothing")]
-    return []
+    broken = broken_promises(wanted, mechanism.get("engaged") or {})
+    return [Reason.INACTIVE.of(f"{', '.join(broken)}: 0 of {wanted}")] if broken else []
 
 
 def _state(record: Record) -> list[str]:
     """Did it begin as it should, and was it left alone?"""
     found = []
-    cached = record.get("cached_bytes_before") or 0
-    if (
-        record["cap_bytes"] is not None
-        and not record.get("warm")
-        and cached > CACHED_SHARE * record["model"]["bytes"]
-    ):
+    cached = record.get("cached_bytes_before")
+    if must_be_cold(record) and cached is not None and cached > CACHED_SHARE * record["model"]["bytes"]:
         found.append(
             Reason.NOT_COLD.of(
                 f"{cached / 1e6:.0f} MB of the model were cached before: end what else has it mapped"
