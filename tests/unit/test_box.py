@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from box_trees import GIB, MEMINFO, ROOT_MOUNT, V1_UNLIMITED, v1, v2, write
 from moestream.box import (
     Box,
-    Cage,
     DiskRate,
     direct_io_alignment,
     disk_rate,
@@ -24,114 +24,66 @@ from moestream.box import (
     process_memory,
 )
 from moestream.box.cgroup import groups
-from moestream.errors import RefusedError
-
-_GIB = 1 << 30
-_V1_UNLIMITED = 9223372036854771712
-_MEMINFO = f"MemTotal: {16 * _GIB // 1024} kB\nMemAvailable: {12 * _GIB // 1024} kB\nSwapTotal: 0 kB\n"
-_ROOT_MOUNT = "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard\n"
-
-
-def _write(root: Path, files: dict[str, object]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(text))
-    return root
-
-
-def _v2(root: Path, own: str = "/a/b", **files: object) -> Path:
-    """A machine with version 2 at /sys/fs/cgroup. Files' names: ``a__b__memory_max`` is a/b/memory.max."""
-    top = root / "sys/fs/cgroup"
-    top.joinpath(*own.strip("/").split("/")).mkdir(parents=True, exist_ok=True)
-    _write(
-        root,
-        {
-            "proc/meminfo": _MEMINFO,
-            "proc/self/cgroup": f"0::{own}\n",
-            "proc/self/mountinfo": _ROOT_MOUNT
-            + "31 27 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n",
-        },
-    )
-    for name, value in files.items():
-        *directories, file = name.split("__")
-        _write(top, {"/".join([*directories, file.replace("_", ".", 1)]): value})
-    return root
-
-
-def _v1(root: Path, own: str, mounted: str = "/") -> Path:
-    """A machine with version 1 at /sys/fs/cgroup/memory, of which ``mounted`` is visible."""
-    return _write(
-        root,
-        {
-            "proc/meminfo": _MEMINFO,
-            "proc/self/cgroup": f"5:cpu,cpuacct:/\n4:memory:{own}\n1:name=systemd:/\n0::/\n",
-            "proc/self/mountinfo": _ROOT_MOUNT
-            + f"35 31 0:32 {mounted} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-            + "36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
-            + "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
-        },
-    )
 
 
 def test_no_cgroup_no_limit(tmp_path: Path) -> None:
-    box = Box(_write(tmp_path, {"proc/meminfo": _MEMINFO}))
-    assert (box.memory_limit().bytes, box.memory_limit().source) == (16 * _GIB, "MemTotal")
-    assert box.available_memory() == 12 * _GIB
+    box = Box(write(tmp_path, {"proc/meminfo": MEMINFO}))
+    assert (box.memory_limit().bytes, box.memory_limit().source) == (16 * GIB, "MemTotal")
+    assert box.available_memory() == 12 * GIB
 
 
 def test_v2_max_means_no_limit(tmp_path: Path) -> None:
-    box = Box(_v2(tmp_path, a__b__memory_max="max\n", a__b__memory_high="max\n", a__memory_max="max\n"))
+    box = Box(v2(tmp_path, a__b__memory_max="max\n", a__b__memory_high="max\n", a__memory_max="max\n"))
     assert box.memory_limit().source == "MemTotal"
 
 
 @pytest.mark.parametrize("file", ["a__memory_max", "a__memory_high", "a__b__memory_max", "a__b__memory_high"])
 def test_v2_takes_the_lowest_of_all_ancestors(tmp_path: Path, file: str) -> None:
-    files = {"a__memory_max": "max", "a__b__memory_max": 8 * _GIB, file: 2 * _GIB}
-    limit = Box(_v2(tmp_path, **files)).memory_limit()
-    assert limit.bytes == 2 * _GIB
+    files = {"a__memory_max": "max", "a__b__memory_max": 8 * GIB, file: 2 * GIB}
+    limit = Box(v2(tmp_path, **files)).memory_limit()
+    assert limit.bytes == 2 * GIB
     assert limit.source == "/sys/fs/cgroup/" + file.replace("__", "/").replace("memory_", "memory.")
 
 
 def test_v2_file_cache_is_room(tmp_path: Path) -> None:
-    held = f"anon {_GIB}\nfile {2 * _GIB}\nunevictable 0\nshmem 4096\nslab_unreclaimable 8192\n"
-    root = _v2(tmp_path, a__memory_max=4 * _GIB, a__memory_current=3 * _GIB, a__memory_stat=held)
-    assert Box(root).available_memory() == 3 * _GIB - 4096 - 8192
+    held = f"anon {GIB}\nfile {2 * GIB}\nunevictable 0\nshmem 4096\nslab_unreclaimable 8192\n"
+    root = v2(tmp_path, a__memory_max=4 * GIB, a__memory_current=3 * GIB, a__memory_stat=held)
+    assert Box(root).available_memory() == 3 * GIB - 4096 - 8192
 
 
 def test_v2_in_a_container_sees_its_own_group_at_the_top(tmp_path: Path) -> None:
-    root = _v2(tmp_path, "/", memory_max=3 * _GIB)
-    _write(root, {"proc/self/cgroup": "0::/../../docker/0123\n"})
-    assert Box(root).memory_limit().bytes == 3 * _GIB
+    root = v2(tmp_path, "/", memory_max=3 * GIB)
+    write(root, {"proc/self/cgroup": "0::/../../docker/0123\n"})
+    assert Box(root).memory_limit().bytes == 3 * GIB
 
 
 def test_v1_unlimited_and_nested(tmp_path: Path) -> None:
     top = "sys/fs/cgroup/memory"
-    root = _v1(tmp_path, "/job/step")
-    _write(
+    root = v1(tmp_path, "/job/step")
+    write(
         root,
         {
-            f"{top}/memory.limit_in_bytes": _V1_UNLIMITED,
-            f"{top}/job/memory.limit_in_bytes": 5 * _GIB,
-            f"{top}/job/memory.stat": f"total_rss {_GIB}\ntotal_cache {4 * _GIB}\ntotal_unevictable 4096\n",
-            f"{top}/job/step/memory.limit_in_bytes": _V1_UNLIMITED,
+            f"{top}/memory.limit_in_bytes": V1_UNLIMITED,
+            f"{top}/job/memory.limit_in_bytes": 5 * GIB,
+            f"{top}/job/memory.stat": f"total_rss {GIB}\ntotal_cache {4 * GIB}\ntotal_unevictable 4096\n",
+            f"{top}/job/step/memory.limit_in_bytes": V1_UNLIMITED,
         },
     )
     box = Box(root)
     assert (box.memory_limit().bytes, box.memory_limit().source) == (
-        5 * _GIB,
+        5 * GIB,
         f"/{top}/job/memory.limit_in_bytes",
     )
-    assert box.available_memory() == 4 * _GIB - 4096
+    assert box.available_memory() == 4 * GIB - 4096
 
 
 def test_v1_in_a_container_whose_ancestors_are_hidden(tmp_path: Path) -> None:
-    root = _v1(tmp_path, "/docker/0123", mounted="/docker/0123")
-    _write(
+    root = v1(tmp_path, "/docker/0123", mounted="/docker/0123")
+    write(
         root,
         {
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": _V1_UNLIMITED,
-            "sys/fs/cgroup/memory/memory.stat": f"hierarchical_memory_limit {2 * _GIB}\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": V1_UNLIMITED,
+            "sys/fs/cgroup/memory/memory.stat": f"hierarchical_memory_limit {2 * GIB}\n",
         },
     )
     assert Box(root).memory_limit().source.endswith("memory/hierarchical_memory_limit")
@@ -140,30 +92,128 @@ def test_v1_in_a_container_whose_ancestors_are_hidden(tmp_path: Path) -> None:
     ]
 
 
+# -- LXC: what a container sees of cgroups and of memory, by its version and whether it has a cgroup namespace --
+
+_LXCFS = "".join(
+    f"9{number} 27 0:50 /proc/{name} /proc/{name} rw,nosuid - fuse.lxcfs lxcfs rw,user_id=0,allow_other\n"
+    for number, name in enumerate(("meminfo", "swaps", "uptime"))
+)
+#: The container's own figures, as lxcfs writes them: less than the host has, some lines without a unit.
+_LXCFS_MEMINFO = (
+    f"MemTotal:       {2 * GIB // 1024} kB\nMemFree:        {GIB // 1024} kB\n"
+    f"MemAvailable:   {3 * GIB // 2048} kB\nSwapTotal:             0 kB\nHugePages_Total:       0\n"
+)
+
+
+def _lxcfs(root: Path) -> Path:
+    with (root / "proc/self/mountinfo").open("a") as file:
+        file.write(_LXCFS)
+    return write(root, {"proc/meminfo": _LXCFS_MEMINFO})
+
+
+def test_lxcfs_shows_the_containers_memory_where_no_cgroup_is_seen(tmp_path: Path) -> None:
+    box = Box(_lxcfs(write(tmp_path, {"proc/self/mountinfo": ROOT_MOUNT})))
+    assert (box.memory_limit().bytes, box.memory_limit().source) == (2 * GIB, "MemTotal")
+    assert box.available_memory() == 3 * GIB // 2
+    # Files that lxcfs lays over /proc are no place for a model's file.
+    mount = box.filesystem("/proc/meminfo")
+    assert mount is not None
+    assert (mount.kind, mount.source) == ("fuse.lxcfs", "lxcfs")
+
+
+def test_lxc_v1_mounts_the_containers_part(tmp_path: Path) -> None:
+    top = "sys/fs/cgroup/memory"
+    root = _lxcfs(v1(tmp_path, "/lxc/web", mounted="/lxc/web"))
+    write(
+        root,
+        {
+            f"{top}/memory.limit_in_bytes": 2 * GIB - 4096,
+            f"{top}/memory.stat": f"total_rss {GIB}\ntotal_cache {GIB // 2}\n",
+        },
+    )
+    limit = Box(root).memory_limit()
+    assert (limit.bytes, limit.source) == (2 * GIB - 4096, f"/{top}/memory.limit_in_bytes")
+    assert Box(root).available_memory() == GIB - 4096
+
+
+def test_lxc_v1_with_the_hosts_whole_tree(tmp_path: Path) -> None:
+    top = "sys/fs/cgroup/memory"
+    root = v1(tmp_path, "/lxc/web/user.slice")
+    write(
+        root,
+        {
+            f"{top}/memory.limit_in_bytes": V1_UNLIMITED,
+            f"{top}/lxc/memory.limit_in_bytes": V1_UNLIMITED,
+            f"{top}/lxc/web/memory.limit_in_bytes": 3 * GIB,
+            f"{top}/lxc/web/user.slice/memory.limit_in_bytes": V1_UNLIMITED,
+            f"{top}/lxc/other/memory.limit_in_bytes": GIB,
+        },
+    )
+    limit = Box(root).memory_limit()
+    assert (limit.bytes, limit.source) == (3 * GIB, f"/{top}/lxc/web/memory.limit_in_bytes")
+
+
+@pytest.mark.parametrize("own", ["/lxc/web", "/lxc.payload.web/.lxc", "/lxc.payload/web/init.scope"])
+def test_lxc_v2_with_the_hosts_whole_tree(tmp_path: Path, own: str) -> None:
+    container = "/".join(own.split("/")[1:3])
+    root = v2(tmp_path, own)
+    write(root, {f"sys/fs/cgroup/{container}/memory.max": 2 * GIB})
+    limit = Box(root).memory_limit()
+    assert (limit.bytes, limit.source) == (2 * GIB, f"/sys/fs/cgroup/{container}/memory.max")
+
+
+@pytest.mark.parametrize(
+    ("mounted", "own"),
+    [
+        ("/", "/"),  # a namespace of its own: the container's group is the root
+        ("/", "/init.scope"),  # and its init has made groups in it
+        ("/lxc.payload.web", "/lxc.payload.web"),  # no namespace, but only its part is mounted
+        ("/../..", "/"),  # mounted before the namespace was entered
+        ("/", "/../other.service"),  # entered from outside of it
+    ],
+)
+def test_lxc_v2_whose_root_is_the_container(tmp_path: Path, mounted: str, own: str) -> None:
+    root = v2(tmp_path, "/init.scope", memory_max=2 * GIB - 4096, memory_stat=f"anon {GIB}\n")
+    write(
+        root,
+        {
+            "proc/self/cgroup": f"0::{own}\n",
+            "proc/self/mountinfo": ROOT_MOUNT
+            + f"31 27 0:28 {mounted} /sys/fs/cgroup rw - cgroup2 none rw,nsdelegate\n",
+        },
+    )
+    box = Box(_lxcfs(root))
+    assert (box.memory_limit().bytes, box.memory_limit().source) == (
+        2 * GIB - 4096,
+        "/sys/fs/cgroup/memory.max",
+    )
+    assert box.available_memory() == GIB - 4096
+
+
 def test_a_group_that_is_full_has_no_room(tmp_path: Path) -> None:
-    root = _v2(tmp_path, a__memory_max=_GIB, a__memory_stat=f"anon {2 * _GIB}\n")
+    root = v2(tmp_path, a__memory_max=GIB, a__memory_stat=f"anon {2 * GIB}\n")
     assert Box(root).available_memory() == 0
 
 
 def test_cpus_are_affinity_cut_by_the_quota(tmp_path: Path) -> None:
-    root = _write(tmp_path, {"proc/self/status": "Name: x\nCpus_allowed_list:\t0-3,8,10-11\n"})
+    root = write(tmp_path, {"proc/self/status": "Name: x\nCpus_allowed_list:\t0-3,8,10-11\n"})
     assert Box(root).cpus() == 7
-    assert Box(_v2(root, a__b__cpu_max="max 100000\n", a__cpu_max="250000 100000\n")).cpus() == 3
-    _v1(root, "/")
-    _write(root, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": -1, "sys/fs/cgroup/cpu/cpu.cfs_period_us": 100000})
+    assert Box(v2(root, a__b__cpu_max="max 100000\n", a__cpu_max="250000 100000\n")).cpus() == 3
+    v1(root, "/")
+    write(root, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": -1, "sys/fs/cgroup/cpu/cpu.cfs_period_us": 100000})
     assert Box(root).cpus() == 7
-    _write(root, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": 50000})
+    write(root, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": 50000})
     assert Box(root).cpus() == 1
 
 
 def test_filesystem_is_the_deepest_and_latest_mount(tmp_path: Path) -> None:
     mounts = (
-        _ROOT_MOUNT
+        ROOT_MOUNT
         + "28 27 8:17 / /data/my\\040models rw - xfs /dev/sdb1 rw\n"
         + "29 27 0:99 / /data/my\\040models rw - tmpfs tmpfs rw\n"
         + "broken line\n"
     )
-    root = _write(
+    root = write(
         tmp_path,
         {
             "proc/self/mountinfo": mounts,
@@ -183,7 +233,7 @@ def test_filesystem_is_the_deepest_and_latest_mount(tmp_path: Path) -> None:
 
 
 def test_kernel_settings(tmp_path: Path) -> None:
-    root = _write(
+    root = write(
         tmp_path,
         {
             "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
@@ -200,7 +250,7 @@ def test_kernel_settings(tmp_path: Path) -> None:
     bare = Box(tmp_path / "nothing")
     assert bare.huge_pages() == "absent"
     assert bare.max_map_count() == 65530
-    _write(root, {"proc/self/limits": "Max locked memory         unlimited   unlimited    bytes\n"})
+    write(root, {"proc/self/limits": "Max locked memory         unlimited   unlimited    bytes\n"})
     assert box.memlock_limit_bytes() is None
 
 
@@ -246,7 +296,7 @@ def test_without_a_rollup_the_status_serves(tmp_path: Path) -> None:
     status = (
         "Name:\tx\nVmHWM:\t 300 kB\nVmRSS:\t 200 kB\nVmLck:\t 8 kB\nRssAnon:\t 120 kB\nRssFile:\t 80 kB\n"
     )
-    found = process_memory(7, _write(tmp_path, {"proc/7/status": status}))
+    found = process_memory(7, write(tmp_path, {"proc/7/status": status}))
     assert (found.rss_bytes, found.anon_bytes, found.file_bytes) == (200 << 10, 120 << 10, 80 << 10)
     assert (found.locked_bytes, found.peak_bytes, found.huge_bytes) == (8 << 10, 300 << 10, 0)
 
@@ -307,76 +357,3 @@ def test_disk_rate_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "small").write_bytes(b"x")
     assert disk_rate(tmp_path / "small") is None
     assert disk_rate(tmp_path / "absent") is None
-
-
-# -- the cage's choice of a place (what it does is tested with a real one) --
-
-
-def _children(root: Path) -> list[str]:
-    return [str(path.relative_to(root)) for path in root.rglob("moestream-*")]
-
-
-def _no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moestream.box.cage._systemd_works", lambda: False)
-
-
-def test_no_cage_without_a_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _no_systemd(monkeypatch)
-    with pytest.raises(RefusedError, match="no memory controller"), Cage(_GIB, _v2(tmp_path)):
-        pass
-    available, reason = Cage.available(tmp_path)
-    assert not available
-    assert "systemd-run" in reason
-
-
-@pytest.mark.parametrize(
-    ("limits", "place"),
-    [
-        ({}, "sys/fs/cgroup"),
-        ({"a__memory_max": 8 * _GIB}, "sys/fs/cgroup/a"),
-        ({"a__b__memory_high": 8 * _GIB}, "sys/fs/cgroup/a/b"),
-    ],
-)
-def test_a_v2_cage_leaves_no_limit_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], place: str
-) -> None:
-    handed_down = {f"{where}cgroup_subtree_control": "cpu memory\n" for where in ("", "a__", "a__b__")}
-    root = _v2(tmp_path, **handed_down, **limits)
-    monkeypatch.setattr("moestream.box.cage._remove", lambda group: None)
-    with Cage(_GIB, root) as cage:
-        assert cage.kind == "cgroup v2"
-        (child,) = _children(root)
-        assert child.rpartition("/")[0] == place
-        assert (root / child / "memory.max").read_text() == str(_GIB)
-        assert cage.command(["true"])[-2:] == [str(root / child / "cgroup.procs"), "true"]
-        _write(
-            root / child,
-            {
-                "memory.peak": 12345,
-                "memory.events": "low 0\noom 2\noom_kill 1\n",
-                "memory.stat": "anon 10\nfile 20\nfile_mapped 5\n",
-            },
-        )
-        assert (cage.peak_bytes(), cage.oom_kills()) == (12345, 1)
-        assert cage.stat() == {"anon": 10, "cache": 20, "mapped_file": 5}
-
-
-def test_a_v2_group_that_hands_nothing_down_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _no_systemd(monkeypatch)
-    root = _v2(tmp_path, cgroup_subtree_control="cpu\n", a__cgroup_subtree_control="memory\n")
-    monkeypatch.setattr("moestream.box.cage._remove", lambda group: None)
-    with Cage(_GIB, root):
-        assert _children(root)[0].startswith("sys/fs/cgroup/a/moestream-")
-
-
-def test_systemd_is_the_last_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moestream.box.cage._systemd_works", lambda: True)
-    with Cage(12345, _v2(tmp_path)) as cage:
-        assert cage.kind == "systemd-run"
-        command = cage.command(["prog", "-x"])
-        assert command[:3] == ["systemd-run", "--user", "--scope"]
-        assert "MemoryMax=12345" in command
-        assert command[-2:] == ["prog", "-x"]
-        assert (cage.peak_bytes(), cage.oom_kills(), cage.stat()) == (None, None, {})
