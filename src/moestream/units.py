@@ -50,6 +50,14 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def format_age(seconds: float) -> str:
+    """How long ago, for people: ``now``, ``12 min ago``, ``30 h ago``."""
+    minutes = max(0.0, seconds) / 60
+    if minutes < 1:
+        return "now"
+    return f"{minutes:.0f} min ago" if minutes < 120 else f"{minutes / 60:.0f} h ago"
+
+
 def megabytes(count: int) -> str:
     """Bytes as a size to type, never rounded below what is needed: ``1101MB``."""
     return f"{math.ceil(count / 1e6)}MB"

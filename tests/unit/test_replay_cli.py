@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 from moestream.cli.main import main
 from moestream.errors import RefusedError
+from moestream.probe import save_probe
+from moestream.probe.saved import SCHEMA, this_box
 from moestream.replay import prepare, replay
 from moestream.trace.write import TraceWriter
 from replay_traces import build, demo_steps, demo_trace, feed
@@ -22,6 +25,7 @@ from replay_traces import build, demo_steps, demo_trace, feed
 def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace files in the current directory; ``differs`` has not the hits that its mechanism has."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.with_name(tmp_path.name + "-cache")))
     for name in ("a", "b", "other", "differs", "pinned"):
         capacity, wishes = 240 if name == "b" else 480, name == "a"
         about, steps = demo_steps(capacity, wishes=wishes)
@@ -103,6 +107,45 @@ def test_json(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     code, out, _ = run(*words, *rates, "--json", str(file))
     assert code == 0 and "all traces" in out
     assert json.loads(file.read_text()) == document
+
+
+def keep_probe(model: str, **changes: Any) -> None:
+    """A probe of this box in the user's cache, made a minute ago for the model of an identity."""
+    which = {"model": model, "device": "9:9", **this_box()}
+    rates = {"disk_bytes_per_s": 2e9, "compute_s_per_token": 0.05}
+    save_probe({"schema": SCHEMA, "measured_at": time.time() - 90, "identity": which, **rates, **changes})
+
+
+def test_the_kept_probe_of_the_traces_model_gives_the_rates(
+    run: Callable[..., tuple[int, str, str]],
+) -> None:
+    words = ["a.parquet", "--policy", "lru", "--budget", "25%"]
+    identity = prepare(demo_trace(480, wishes=True)).identity
+    keep_probe("feedfacefeedface")
+    _, out, _ = run(*words, "--json", "-")
+    assert (json.loads(out)["rates"], json.loads(out)["probe_measured_at"]) == (None, None)
+    keep_probe(identity)
+    _, out, _ = run(*words, "--json", "-")
+    document = json.loads(out)
+    assert document["rates"] == {"disk_bytes_per_s": 2e9, "compute_s_per_token": 0.05}
+    assert document["probe_measured_at"] == pytest.approx(time.time() - 90, abs=60)
+    code, out, err = run(*words)
+    assert (code, err) == (0, "")
+    assert "rates: of the probe kept for this model, measured 2 min ago: 2.00 GB/s, 50.0 ms a token" in out
+    assert "tok/s" in out
+    _, out, _ = run(*words, "--disk", "1GB/s", "--compute", "10ms", "--json", "-")
+    assert json.loads(out)["rates"] == {"disk_bytes_per_s": 1e9, "compute_s_per_token": 0.01}
+    assert json.loads(out)["probe_measured_at"] is None
+
+
+def test_a_kept_probe_without_compute_gives_no_speed_and_says_what_is_missing(
+    run: Callable[..., tuple[int, str, str]],
+) -> None:
+    keep_probe(prepare(demo_trace(480, wishes=True)).identity, compute_s_per_token=None)
+    code, out, _ = run("a.parquet", "--policy", "lru", "--budget", "25%")
+    assert code == 0
+    assert "tok/s" not in out
+    assert "the kept probe knows only one of the two rates" in out
 
 
 def test_options_reach_the_replay(run: Callable[..., tuple[int, str, str]]) -> None:

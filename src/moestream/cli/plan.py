@@ -14,7 +14,7 @@ from moestream.mechanism import DEFAULT, Mechanism
 from moestream.model import check_architecture, locate, read_model
 from moestream.plan import Plan, process_bytes
 from moestream.probe import saved_probe
-from moestream.units import format_bytes, parse_size
+from moestream.units import format_age, format_bytes, parse_size
 
 if TYPE_CHECKING:
     from moestream.model import Model
@@ -180,6 +180,5 @@ def _disk_line(ceilings: Ceilings) -> str:
         how = "random reads, the best of a probe,"
     else:
         how = "random 1 MiB reads," if rate.direct else "random 1 MiB reads through the page cache,"
-    hours = ceilings.age_s / 3600
-    age = f"{hours:.0f} h ago" if hours >= 2 else f"{hours * 60:.0f} min ago" if hours * 60 >= 1 else "now"
-    return f"disk       {format_bytes(ceilings.disk_bytes_per_s)}/s, {how} measured {age}"
+    rate_text = f"{format_bytes(ceilings.disk_bytes_per_s)}/s"
+    return f"disk       {rate_text}, {how} measured {format_age(ceilings.age_s)}"

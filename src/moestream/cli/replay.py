@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_module
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moestream.errors import RefusedError, UsageError
+from moestream.probe import saved_probe_of
 from moestream.report import check_writable, write_json
-from moestream.units import format_bytes
+from moestream.units import format_age, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +38,9 @@ def replay(
     ] = None,
     disk: Annotated[str | None, typer.Option(help="The disk's rate, for an expected speed: 1.9GB/s.")] = None,
     compute: Annotated[str | None, typer.Option(help="A token's time with all in memory: 34ms.")] = None,
-    probe: Annotated[Path | None, typer.Option(help="Take both rates from this file.")] = None,
+    probe: Annotated[
+        Path | None, typer.Option(help="Take both rates from this file. Left out: from the kept probe.")
+    ] = None,
     half: Annotated[str | None, typer.Option(help="Only the first or the second half of the steps.")] = None,
     warm_half: Annotated[
         bool, typer.Option("--warm-half", help="The first half warms the cache, the second is counted.")
@@ -63,11 +67,12 @@ def replay(
         parse_policies,
         parse_rates,
         prepare,
+        saved_rates,
     )
     from moestream.seeds import load_priorities
     from moestream.trace.read import read_trace
 
-    options = Options(half, warm_half, not no_speculation, parse_rates(disk, compute, probe))
+    rates = parse_rates(disk, compute, probe)
     read = [(path, read_trace(Path(path))) for path in dict.fromkeys(traces)]
     recordings = [prepare(trace, path) for path, trace in read]
     check_same_model(recordings)
@@ -75,12 +80,14 @@ def replay(
     def load(path: str) -> Any:
         return load_priorities(path, recordings[0].identity)
 
+    kept = saved_probe_of(recordings[0].identity) if rates is None else None
+    options = Options(half, warm_half, not no_speculation, rates or saved_rates(kept))
     policies = parse_policies(policy, load)
     budgets = parse_budgets(budget, recordings)
     checked = [_check(trace, recording, load) for (_, trace), recording in zip(read, recordings, strict=True)]
     points = list(curves(recordings, policies, budgets, options))
     if json is not None:
-        document = describe(recordings, checked, points, options)
+        document = describe(recordings, checked, points, options, kept)
         if json == "-":
             print(json_module.dumps(document, indent=2))
         else:
@@ -90,7 +97,7 @@ def replay(
 
         draw(points, Path(plot), title=_title(recordings, options))
     if json != "-":
-        _print(recordings, checked, points, options)
+        _print(recordings, checked, points, options, _rates_line(kept, options))
 
 
 def _check_words(
@@ -125,9 +132,14 @@ def _check(trace: Trace, recording: Recording, load: Callable[[str], Any]) -> Fi
 
 
 def describe(
-    recordings: list[Recording], checked: list[Fidelity | str], points: list[Point], options: Options
+    recordings: list[Recording],
+    checked: list[Fidelity | str],
+    points: list[Point],
+    options: Options,
+    kept: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The curves as plain JSON values; sizes in bytes."""
+    """The curves as plain JSON values; sizes in bytes. ``probe_measured_at``: of the ``kept`` probe whose rates these
+    are, None where others were named or there are none."""
     from moestream.replay import gaps_closed
 
     return {
@@ -153,6 +165,7 @@ def describe(
             for recording, fidelity in zip(recordings, checked, strict=True)
         ],
         **dataclasses.asdict(options),
+        "probe_measured_at": kept["measured_at"] if kept is not None and options.rates is not None else None,
         "points": [
             {
                 **dataclasses.asdict(point),
@@ -178,8 +191,27 @@ def _title(recordings: list[Recording], options: Options) -> str:
     return names + more + part
 
 
+def _rates_line(kept: dict[str, Any] | None, options: Options) -> str | None:
+    """Where rates come from that nobody has named; None where somebody has, or there is no probe."""
+    if kept is None:
+        return None
+    if options.rates is None:
+        return (
+            "the kept probe knows only one of the two rates that an expected speed needs: --disk, --compute"
+        )
+    disk, compute = options.rates.disk_bytes_per_s, options.rates.compute_s_per_token
+    return (
+        f"rates: of the probe kept for this model, measured {format_age(time.time() - kept['measured_at'])}: "
+        f"{format_bytes(disk)}/s, {compute * 1e3:.1f} ms a token"
+    )
+
+
 def _print(
-    recordings: list[Recording], checked: list[Fidelity | str], points: list[Point], options: Options
+    recordings: list[Recording],
+    checked: list[Fidelity | str],
+    points: list[Point],
+    options: Options,
+    rates_line: str | None,
 ) -> None:
     from rich.console import Console
 
@@ -194,7 +226,7 @@ def _print(
         )
         console.print(f"  {_fidelity_line(fidelity)}", soft_wrap=True)
     _print_table(console, points, options, several=len(recordings) > 1)
-    for line in _notes(points, options):
+    for line in (*([rates_line] if rates_line else []), *_notes(points, options)):
         console.print(line, soft_wrap=True)
 
 

@@ -24,14 +24,18 @@ _RATES = ("disk_bytes_per_s", "compute_s_per_token")
 def identity(path: Path, model: Model | None) -> dict[str, Any]:
     """What a probe holds for: ``model`` (an identity; None: any), ``device`` (major:minor), ``kernel``, ``machine``."""
     status = path.stat()
-    box = Box()
-    machine = f"{platform.node()} {platform.machine()} {box.cpus()} {box.ram_bytes()}"
     return {
         "model": model.identity if model is not None else None,
         "device": f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}",
-        "kernel": box.kernel(),
-        "machine": hashlib.sha256(machine.encode()).hexdigest()[:12],
+        **this_box(),
     }
+
+
+def this_box() -> dict[str, str]:
+    """The part of an identity that is the box alone."""
+    box = Box()
+    machine = f"{platform.node()} {platform.machine()} {box.cpus()} {box.ram_bytes()}"
+    return {"kernel": box.kernel(), "machine": hashlib.sha256(machine.encode()).hexdigest()[:12]}
 
 
 def save_probe(document: dict[str, Any]) -> Path | None:
@@ -79,11 +83,17 @@ def saved_probe(model: Model, now: float | None = None) -> dict[str, Any] | None
     return None
 
 
+def saved_probe_of(model_identity: str, now: float | None = None) -> dict[str, Any] | None:
+    """The probe of the model of that identity on this box, whichever device its file lay on: for those who know no
+    file, such as a trace's readers. None as with ``saved_probe``."""
+    return _holding({"model": model_identity, **this_box()}, time.time() if now is None else now)
+
+
 def _holding(which: dict[str, Any], now: float) -> dict[str, Any] | None:
     found = _read(_place(which))
-    if found is not None and found["identity"] == which and 0 <= now - found["measured_at"] <= MAX_AGE_S:
-        return found
-    return None
+    if found is None or not 0 <= now - found["measured_at"] <= MAX_AGE_S:
+        return None
+    return found if which.items() <= found["identity"].items() else None
 
 
 def _place(which: dict[str, Any]) -> Path:

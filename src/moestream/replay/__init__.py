@@ -14,7 +14,7 @@ from moestream.replay.curves import (
     sum_up,
 )
 from moestream.replay.run import BELADY, Fidelity, Recording, Replayed, check_fidelity, prepare, replay
-from moestream.replay.speed import Rates, Speed, expected, parse_rates
+from moestream.replay.speed import Rates, Speed, expected, parse_rates, saved_rates
 
 __all__ = [
     "BELADY",
@@ -38,5 +38,6 @@ __all__ = [
     "parse_rates",
     "prepare",
     "replay",
+    "saved_rates",
     "sum_up",
 ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moestream.errors import RefusedError, UsageError
 from moestream.files import open_file
@@ -13,6 +15,8 @@ from moestream.values import Object, parse_json
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|ms|us)\s*", re.ASCII)
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+#: By their names in a probe's document, and in ``Rates``.
+RATES = ("disk_bytes_per_s", "compute_s_per_token")
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,17 @@ def parse_rates(disk: str | None, compute: str | None, probe: Path | None) -> Ra
         values["compute_s_per_token"] = parse_duration(compute)
     if not values and probe is None:
         return None
-    for name, option in (("disk_bytes_per_s", "--disk 1.9GB/s"), ("compute_s_per_token", "--compute 34ms")):
+    for name, option in zip(RATES, ("--disk 1.9GB/s", "--compute 34ms"), strict=True):
         if name not in values:
             raise UsageError(f"an expected speed needs both rates: add {option}")
-    return Rates(values["disk_bytes_per_s"], values["compute_s_per_token"])
+    return Rates(*(values[name] for name in RATES))
+
+
+def saved_rates(probe: Mapping[str, Any] | None) -> Rates | None:
+    """Of a kept probe's document; None where there is none or it knows only one of the two."""
+    if probe is None or any(probe[name] is None for name in RATES):
+        return None
+    return Rates(*(float(probe[name]) for name in RATES))
 
 
 def parse_duration(text: str) -> float:
@@ -70,7 +81,7 @@ def _read_probe(path: Path) -> dict[str, float]:
     try:
         with open_file(path, "make one with `moestream probe --json FILE`") as file:
             document = Object(parse_json(file.read()))
-        for name in ("disk_bytes_per_s", "compute_s_per_token"):
+        for name in RATES:
             if document.members.get(name) is None:
                 continue
             values[name] = float(document.number(name))
