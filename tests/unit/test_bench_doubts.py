@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ import pytest
 
 from bench_records import ARMS, BOX, CAP, DEFAULT, MS, PROMPTS, SLOW, STOCK_ARM, Mock, Silent, setup
 from moestream.lab.bench_arms import Arm
-from moestream.lab.bench_doubts import Doubt, Kind, doubts
+from moestream.lab.bench_doubts import Doubt, Kind, Typed, doubts
 from moestream.lab.bench_engaged import MAY_BE_ZERO, broken_promises
 from moestream.lab.bench_session import Asked, make_runs
 from moestream.lab.schedule import schedule
-from moestream.lab.validity import judge, judge_all
+from moestream.lab.validity import Reason, judge, judge_all
 from moestream.mechanism import Mechanism
 
 Record = dict[str, Any]
@@ -64,6 +65,32 @@ def test_a_quiet_benchmark_has_none(quiet: tuple[dict[str, Any], list[Record]]) 
     assert found(quiet) == []
 
 
+def assert_can_be_typed(text: str) -> None:
+    """A command of a shell, or a sentence with such commands between backticks."""
+    for command in text.split("`")[1::2] or [text]:
+        first, *words = shlex.split(command)
+        assert first in ("moestream", "sudo", "git", "top", "fuser", "iostat")
+        assert "bench" not in words or words[words.index("--out") + 1] == "out"
+        assert not set(words) & {"or", "and", "then"}
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_a_reason_names_what_to_type(quiet: tuple[dict[str, Any], list[Record]], reason: Reason) -> None:
+    typed = Typed(
+        "moestream bench '/my models/m.gguf' --out /tmp/out", "'/my models/m.gguf'", "'/my models/m.gguf'"
+    )
+    record = {**quiet[1][0], "valid": False, "invalid": [reason.of("it broke")]}
+    document = {**quiet[0], "out": "/tmp/out"}
+    seen = doubts(document, [record, *quiet[1][1:]], 0.01, has_ceiling=True, typed=typed)
+    (doubt,) = (doubt for doubt in seen if doubt.kind is Kind.EXCLUDED)
+    commands = doubt.next.split("`")[1::2] or [doubt.next]
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] in ("moestream", "sudo", "fuser")
+        assert "bench" not in words or words[words.index("--out") + 1] == "/tmp/out"
+        assert "/my models/m.gguf" in words or words == ["moestream", "mechanisms"]
+
+
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
@@ -83,7 +110,9 @@ def test_a_disturbed_benchmark_has_the_one_doubt_that_names_it(
 ) -> None:
     seen = found(quiet, change)
     assert {doubt.kind for doubt in seen} == {kind}
-    assert all(doubt.text and doubt.next for doubt in seen)
+    for doubt in seen:
+        assert doubt.text
+        assert_can_be_typed(doubt.next)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,12 @@ from bench_records import ARMS, BOX, CAP, MS, PROMPTS, SLOW, Mock, Silent, setup
 from moestream.errors import RefusedError, UsageError
 from moestream.lab import validity
 from moestream.lab.bench_arms import Arm
+from moestream.lab.bench_doubts import Typed
 from moestream.lab.bench_journal import drop_torn_line, open_journal, read_runs
+from moestream.lab.bench_paths import without_paths
 from moestream.lab.bench_session import Asked, conclude, make_runs
-from moestream.lab.bench_text import report, share, without_paths
+from moestream.lab.bench_summary import as_typed
+from moestream.lab.bench_text import report, share
 from moestream.lab.runs import run_arm
 from moestream.lab.schedule import schedule
 
@@ -283,10 +286,60 @@ def test_the_report_and_what_is_shared(tmp_path: Path) -> None:
     assert "next:" not in shared
 
 
-def test_paths_are_taken_out_and_nothing_else() -> None:
-    assert without_paths("`arena/fresh+uring:8+pinned:/a/b/t.parquet+anon` 3 MB/s: x") == (
-        "`arena/fresh+uring:8+pinned:t.parquet+anon` 3 MB/s: x"
-    )
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [
+        (
+            "`arena/fresh+uring:8+pinned:/a/b/t.parquet+anon` 3 MB/s: x",
+            "`arena/fresh+uring:8+pinned:t.parquet+anon` 3 MB/s: x",
+        ),
+        ("pinned:my/t.parquet,arena/fresh+uring 2.1 tok/s", "pinned:t.parquet,arena/fresh+uring 2.1 tok/s"),
+        (
+            "failed: exit code 3: /home/me/m.gguf: is truncated (see '/tmp/x y' or ~/log/a)",
+            "failed: exit code 3: m.gguf: is truncated (see 'x y' or a)",
+        ),
+        ("O_DIRECT is refused on ../far/m.gguf: 1/2 of it", "O_DIRECT is refused on m.gguf: 1/2 of it"),
+        ("https://example.org/a/b and/or 3 / 4", "https://example.org/a/b and/or 3 / 4"),
+    ],
+)
+def test_paths_are_taken_out_and_nothing_else(text: str, without: str) -> None:
+    assert without_paths(text) == without
+
+
+def test_neither_records_nor_what_is_shared_say_where_files_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Path("/home/some body")
+    monkeypatch.setattr(Path, "home", lambda: home)
+
+    def telling(one: Arm, number: int, ending: dict[str, Any], made: dict[str, Any]) -> dict[str, Any] | None:
+        if one is SLOW:
+            ending |= {"returncode": 3, "error": "/somewhere/m.gguf: is truncated: download it again"}
+            return None
+        if one.key == "default":
+            said = f"O_DIRECT is refused on /somewhere/m.gguf, see {home}/log and {tmp_path}/out/x: buffered reads"
+            made["mechanism"]["fallbacks"] = [said]
+        return made
+
+    out = tmp_path / "out"
+    summary = bench(out, Mock(change=telling))
+    assert "exit code 3: m.gguf: is truncated" in report(summary)
+    assert "O_DIRECT is refused on m.gguf, see log and x" in report(summary)
+    texts = [share(summary), *(path.read_text() for path in out.iterdir())]
+    assert len(texts) == 5
+    for place in ("/somewhere", "some body", str(tmp_path)):
+        assert not [text for text in texts if place in text]
+
+
+def test_what_is_told_on_the_terminal_can_be_typed_there(tmp_path: Path) -> None:
+    out = tmp_path / "my out"
+    summary = bench(out, Mock(), repeats=2)
+    (doubt,) = (doubt for doubt in summary["doubts"] if doubt["kind"] == "few repeats")
+    assert doubt["next"] == "moestream bench m.gguf --ram 1GiB --out 'my out' --resume --repeats 4"
+    typed = Typed(f"moestream bench /far/m.gguf --ram 1GiB --out '{out}'", "/far/m.gguf", "/far/m.gguf")
+    told = report(as_typed(summary, read_runs(out / "runs.jsonl"), typed))
+    assert f"next: {typed.again} --resume --repeats 4\n" in told
+    assert str(tmp_path) not in (out / "report.md").read_text()
 
 
 def test_one_run_alone_is_judged_and_appended(tmp_path: Path) -> None:

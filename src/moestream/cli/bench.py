@@ -85,7 +85,10 @@ def bench(
     # The binding takes a while to import: wrong words are to be told at once.
     from moestream.lab.bench_arms import PROMPTS, read_prompts
     from moestream.lab.bench_ask import Request
-    from moestream.lab.bench_text import report, without_paths
+    from moestream.lab.bench_doubts import Typed
+    from moestream.lab.bench_paths import without_paths
+    from moestream.lab.bench_summary import as_typed
+    from moestream.lab.bench_text import report
     from moestream.lab.bench_text import share as share_text
     from moestream.lab.statistics import need_scipy
 
@@ -136,21 +139,24 @@ def bench(
     if dry_run:
         _tell(request)
         return
-    go_on = shlex.join([*typed, "--out", str(request.out), "--resume"])
-    summary = _measure(request, go_on, resume=resume, force=force)
+    again = shlex.join([*typed, "--out", str(request.out)])
+    summary, records = _measure(request, f"{again} --resume", resume=resume, force=force)
     if target is not None:
         write_json(target, summary)
     if json == "-":
         print(json_module.dumps(summary, indent=1))
     else:
-        print(share_text(summary) if share else report(summary), end="")
+        said = Typed(again, shlex.quote(model), shlex.quote(str(found.paths[0])))
+        print(share_text(summary) if share else report(as_typed(summary, records, said)), end="")
     if not summary["valid_runs"]:
         raise MoestreamError(f"no run counts: {request.out / 'runs.jsonl'} says why of each")
 
 
-def _measure(request: Request, go_on: str, *, resume: bool, force: bool) -> dict[str, Any]:
-    """Make the runs that are not there; the summary. When it is stopped, what there is is summed up all the same, and
-    ``go_on`` is what to type."""
+def _measure(
+    request: Request, go_on: str, *, resume: bool, force: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Make the runs that are not there; the summary and all records. When it is stopped, what there is is summed up all
+    the same, and ``go_on`` is what to type."""
     from moestream.lab.bench_ask import ask
     from moestream.lab.bench_journal import open_journal, read_runs
     from moestream.lab.bench_progress import display
@@ -176,7 +182,7 @@ def _measure(request: Request, go_on: str, *, resume: bool, force: bool) -> dict
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
-    return conclude(request.out, records, _probed(request))
+    return conclude(request.out, records, _probed(request)), records
 
 
 def _ahead(asked: Asked, slots: list[Slot], records: list[dict[str, Any]]) -> str:

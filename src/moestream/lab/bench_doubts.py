@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -55,11 +56,27 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Doubt:
-    """``kind``, what was seen, and ``next``: what to type or do about it."""
+    """``kind``, what was seen, and ``next``: a command to type, or what to do with commands between backticks."""
 
     kind: Kind
     text: str
     next: str
+
+
+@dataclass(frozen=True)
+class Typed:
+    """How a command names the benchmark, as words of a shell. ``again``: its own command with its directory, after
+    which options replace those said before; ``model``: what commands take; ``file``: the model's first."""
+
+    again: str
+    model: str
+    file: str
+
+    @classmethod
+    def anywhere(cls, setup: Mapping[str, Any]) -> Typed:
+        """Without telling where on a machine things are: to be typed in the model's directory."""
+        name = shlex.quote(setup["model"]["name"])
+        return cls(f"{setup['command']} --out {shlex.quote(setup['out'])}", name, name)
 
 
 _TRY = "moestream run {model}{ram}{mechanism} --strict -p test -n 8"
@@ -68,44 +85,50 @@ _REMEDIES = {
     Reason.LOST_CAP: "moestream plan {model}{ram}{mechanism}",
     Reason.FELL_BACK: "moestream mechanisms",
     Reason.INACTIVE: _TRY,
-    Reason.SWAPPED: "sudo swapoff -a, then {again} --force",
-    Reason.NOT_COLD: "fuser -v {model}, end what it names, then {again} --force",
+    Reason.SWAPPED: "sudo swapoff -a && {again} --force",
+    Reason.NOT_COLD: "`fuser -v {file}` names who has it open: end that, then `{again} --force`",
     Reason.EMPTY: _TRY,
-    Reason.OTHER_TOKENS: "{again} --resume --share, and report it: this is a bug",
+    Reason.OTHER_TOKENS: "report it, this is a bug, with what `{again} --resume --share` prints",
 }
 #: Arms named in one doubt; more are counted.
 _NAMED = 3
 
 
 def doubts(
-    setup: Mapping[str, Any], records: Sequence[Record], noise: float | None, *, has_ceiling: bool
+    setup: Mapping[str, Any],
+    records: Sequence[Record],
+    noise: float | None,
+    *,
+    has_ceiling: bool,
+    typed: Typed | None = None,
 ) -> list[Doubt]:
-    """Every doubt about a benchmark. ``records``: judged (``validity.judge_all``), in the order they ran."""
+    """Every doubt about a benchmark. ``records``: judged (``validity.judge_all``), in the order they ran; ``typed``:
+    how commands name what is meant, None for anywhere."""
     valid = [record for record in records if record["valid"]]
-    command = _again(setup)
+    typed = typed or Typed.anywhere(setup)
     return [
-        *_cap(setup, valid),
-        *_excluded(setup, records),
-        *_amount(setup, valid, command),
-        *_noise(noise, command),
-        *_drift(valid, command),
-        *_machine(setup, valid, command),
+        *_cap(setup, valid, typed),
+        *_excluded(setup, records, typed),
+        *_amount(valid, typed),
+        *_noise(setup, noise, typed),
+        *_drift(setup, valid, typed),
+        *_machine(valid, typed),
         *_compared(valid),
-        *_accounts(setup, valid, has_ceiling),
+        *_accounts(valid, typed, has_ceiling),
     ]
 
 
-def _cap(setup: Mapping[str, Any], valid: Sequence[Record]) -> Iterator[Doubt]:
+def _cap(setup: Mapping[str, Any], valid: Sequence[Record], typed: Typed) -> Iterator[Doubt]:
     free = [record for record in valid if record["cap_bytes"] is not None and not record["caged"]]
     if free or not setup["caged"]:
         yield Doubt(
             Kind.CAP_NOT_ENFORCED,
             f"no memory cgroup held {len(free)} runs; arms that need one were left out",
-            f"sudo -E {_again(setup)} --force, or the same in a user session with systemd",
+            f'sudo -E env PATH="$PATH" {typed.again} --force',
         )
 
 
-def _excluded(setup: Mapping[str, Any], records: Sequence[Record]) -> Iterator[Doubt]:
+def _excluded(setup: Mapping[str, Any], records: Sequence[Record], typed: Typed) -> Iterator[Doubt]:
     """One for each thing that went wrong, whatever figures its text holds and however many arms it met."""
     seen: dict[tuple[Reason, str], list[tuple[Record, str]]] = {}
     for record in records:
@@ -117,10 +140,13 @@ def _excluded(setup: Mapping[str, Any], records: Sequence[Record]) -> Iterator[D
         arms = list(dict.fromkeys(record["arm"] for record, _ in runs))
         named = ", ".join(arms[:_NAMED]) + (f" and {len(arms) - _NAMED} more" if len(arms) > _NAMED else "")
         words = {
-            "model": setup["model"]["name"],
+            "model": typed.model,
+            "file": typed.file,
             "ram": f" --ram {setup['ram']}" if first["cap_bytes"] is not None else "",
-            "mechanism": f" --mechanism {first['asked']}" if first["asked"] not in (STOCK, "default") else "",
-            "again": _again(setup),
+            "mechanism": f" --mechanism {shlex.quote(first['asked'])}"
+            if first["asked"] not in (STOCK, "default")
+            else "",
+            "again": typed.again,
         }
         yield Doubt(
             Kind.EXCLUDED,
@@ -129,45 +155,45 @@ def _excluded(setup: Mapping[str, Any], records: Sequence[Record]) -> Iterator[D
         )
 
 
-def _amount(setup: Mapping[str, Any], valid: Sequence[Record], command: str) -> Iterator[Doubt]:
+def _amount(valid: Sequence[Record], typed: Typed) -> Iterator[Doubt]:
     rounds = len({record.get("round", 0) for record in valid})
     if rounds < FEWEST_ROUNDS:
         yield Doubt(
             Kind.FEW_REPEATS,
             f"{rounds} {'round' if rounds == 1 else 'rounds'}, fewer than {FEWEST_ROUNDS}",
-            f"{command} --resume --repeats {FEWEST_ROUNDS + 1}",
+            f"{typed.again} --resume --repeats {FEWEST_ROUNDS + 1}",
         )
     prompts = len({record["prompt"] for record in valid})
     if prompts < FEWEST_PROMPTS:
         yield Doubt(
             Kind.FEW_PROMPTS,
             f"{prompts} prompts have a valid run, fewer than {FEWEST_PROMPTS}",
-            f"{command} --resume",
+            f"{typed.again} --resume",
         )
 
 
-def _noise(noise: float | None, command: str) -> Iterator[Doubt]:
+def _noise(setup: Mapping[str, Any], noise: float | None, typed: Typed) -> Iterator[Doubt]:
     if noise is None:
         yield Doubt(
             Kind.NO_NOISE_FLOOR,
             "fewer than 3 cells have both runs of the sentinel, so nothing is called faster or slower",
-            f"{command} --resume --repeats {FEWEST_ROUNDS + 1}",
+            f"{typed.again} --resume --repeats {FEWEST_ROUNDS + 1}",
         )
     elif noise > NOISE_SHARE:
         yield Doubt(
             Kind.NOISY,
             f"two equal arms differ by up to {noise:.0%}: smaller differences cannot be seen",
-            f"end what else runs, then {command} --resume with twice the --repeats",
+            f"end what else runs, then `{typed.again} --resume --repeats {2 * setup['repeats']}`",
         )
 
 
-def _drift(valid: Sequence[Record], command: str) -> Iterator[Doubt]:
+def _drift(setup: Mapping[str, Any], valid: Sequence[Record], typed: Typed) -> Iterator[Doubt]:
     drift = statistics.session_drift(valid)
     if drift is not None and abs(drift) > DRIFT_SHARE:
         yield Doubt(
             Kind.DRIFT,
             f"the second half of the runs was {_words(drift)} than the first",
-            f"let the machine cool and settle, then {command} --force",
+            f"let the machine cool and settle, then `{typed.again} --force`",
         )
     for arm in dict.fromkeys(record["arm"] for record in valid):
         inside = [
@@ -179,18 +205,19 @@ def _drift(valid: Sequence[Record], command: str) -> Iterator[Doubt]:
         if middle is not None and middle < -RUN_DRIFT_SHARE:
             yield Doubt(
                 Kind.RUN_DRIFT,
-                f"{arm}: the second half of a run is {_words(middle)} than its first",
-                f"{command} --force with a larger -n: a rate that falls is not yet the one that stays",
+                f"{arm}: the second half of a run is {_words(middle)} than its first: this rate is not yet the "
+                "one that stays",
+                f"{typed.again} --force -n {2 * setup['tokens']}",
             )
 
 
-def _machine(setup: Mapping[str, Any], valid: Sequence[Record], command: str) -> Iterator[Doubt]:
+def _machine(valid: Sequence[Record], typed: Typed) -> Iterator[Doubt]:
     rates = [record["disk_bytes_per_s"] for record in valid if record["disk_bytes_per_s"]]
     if rates and max(rates) > DISK_SPREAD * min(rates):
         yield Doubt(
             Kind.DISK_SPREAD,
             f"the disk gave {min(rates) / 1e9:.2f} to {max(rates) / 1e9:.2f} GB/s before runs",
-            f"moestream probe --model {setup['model']['name']}, or look for what else uses the disk: iostat -x 5",
+            f"`iostat -x 5` shows what else uses the disk, `moestream probe --model {typed.model}` what it gives",
         )
 
     def count(name: str, limit: float) -> tuple[int, float]:
@@ -202,21 +229,21 @@ def _machine(setup: Mapping[str, Any], valid: Sequence[Record], command: str) ->
         yield Doubt(
             Kind.OTHER_LOAD,
             f"{many} of {len(valid)} runs had others use up to {most:.0%} of the CPUs",
-            f"top, end what is not needed, then {command} --force",
+            f"`top` shows who: end what is not needed, then `{typed.again} --force`",
         )
     many, most = count("stolen_share", STOLEN_SHARE)
     if many:
         yield Doubt(
             Kind.STOLEN,
             f"{many} of {len(valid)} runs had up to {most:.0%} of the CPUs' time taken by the hypervisor",
-            f"{command} --force at another time, or on a machine of its own",
+            f"at another time, or on a machine of its own, `{typed.again} --force`",
         )
     many, _ = count("throttled", 0)
     if many:
         yield Doubt(
             Kind.THROTTLED,
             f"the CPUs were slowed for heat or by a quota in {many} of {len(valid)} runs",
-            f"let the machine cool, lift the quota, then {command} --force",
+            f"let the machine cool, lift the quota, then `{typed.again} --force`",
         )
 
 
@@ -231,19 +258,19 @@ def _compared(valid: Sequence[Record]) -> Iterator[Doubt]:
         yield Doubt(
             Kind.NOT_COMPARED,
             f"nobody else read a prompt in the same steps as {', '.join(alone)}: its tokens are compared with none",
-            "a larger --ram, under which all arms read a prompt in equal steps",
+            "name a larger --ram, under which all arms read a prompt in equal steps",
         )
 
 
-def _accounts(setup: Mapping[str, Any], valid: Sequence[Record], has_ceiling: bool) -> Iterator[Doubt]:
-    probe = f"moestream probe --model {setup['model']['name']}"
+def _accounts(valid: Sequence[Record], typed: Typed, has_ceiling: bool) -> Iterator[Doubt]:
+    probe = f"moestream probe --model {typed.model}"
     unknown = sum(must_be_cold(record) and record["cached_bytes_before"] is None for record in valid)
     if unknown:
         yield Doubt(
             Kind.COLD_UNKNOWN,
             f"the kernel does not tell what of the model is cached (before 6.5 only its owner is told): {unknown} "
             "starts are not known to be cold",
-            f"sudo chown $USER {setup['model']['name']}",
+            f'sudo chown "$USER" {typed.file}',
         )
     read = sum(figures.decode(record)["bytes_read"] for record in valid)
     counted = sum(figures.decode(record)["read_bytes_os"] for record in valid)
@@ -263,13 +290,8 @@ def _accounts(setup: Mapping[str, Any], valid: Sequence[Record], has_ceiling: bo
         yield Doubt(
             Kind.MODIFIED,
             "the code that ran is not that of its commit",
-            "git stash or git commit, then --force",
+            f"`git stash` or `git commit`, then `{typed.again} --force`",
         )
-
-
-def _again(setup: Mapping[str, Any]) -> str:
-    """The benchmark's own command with its directory; options said again after it replace its own."""
-    return f"{setup['command']} --out {setup['out']}"
 
 
 def _words(change: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from moestream.lab import bench_figures as figures
 from moestream.lab import statistics
 from moestream.lab.bench_arms import STOCK
-from moestream.lab.bench_doubts import Doubt, doubts
+from moestream.lab.bench_doubts import Doubt, Typed, doubts
 from moestream.lab.statistics import Comparison, Interval
 from moestream.lab.validity import Record, check_one_box, judge_all
 
@@ -69,11 +69,20 @@ def summarise(
         "ceilings": asdict(ceilings),
         "arms": arms,
         "best": _best(arms),
-        "doubts": [
-            {**asdict(doubt), "kind": doubt.kind.value}
-            for doubt in _all_doubts(setup, judged, noise, ceilings)
-        ],
+        "doubts": _listed(doubts(setup, judged, noise, has_ceiling=ceilings.compute_s is not None)),
     }
+
+
+def as_typed(summary: Mapping[str, Any], records: Sequence[Record], typed: Typed) -> dict[str, Any]:
+    """The summary for whoever typed the benchmark: the commands of its doubts name things as they did."""
+    has_ceiling = summary["ceilings"]["compute_s"] is not None
+    judged, noise = judge_all(records), summary["noise_floor"]
+    again = doubts(summary["setup"], judged, noise, has_ceiling=has_ceiling, typed=typed)
+    return {**summary, "doubts": _listed(again)}
+
+
+def _listed(found: Sequence[Doubt]) -> list[dict[str, Any]]:
+    return [{**asdict(doubt), "kind": doubt.kind.value} for doubt in found]
 
 
 def arm_summary(arm: Mapping[str, Any], records: Sequence[Record], ceilings: Ceilings) -> dict[str, Any]:
@@ -142,12 +151,6 @@ def _best(arms: Sequence[dict[str, Any]]) -> str | None:
     if shown:
         return str(max(shown, key=lambda arm: arm["against_sentinel"]["value"])["key"])
     return next((str(arm["key"]) for arm in arms if "against_sentinel" not in arm and arm["runs"]), None)
-
-
-def _all_doubts(
-    setup: Mapping[str, Any], judged: Sequence[Record], noise: float | None, ceilings: Ceilings
-) -> list[Doubt]:
-    return doubts(setup, judged, noise, has_ceiling=ceilings.compute_s is not None)
 
 
 def _ceilings(resident: Sequence[Record], valid: Sequence[Record], probe_s: float | None) -> Ceilings:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moestream.lab.bench_arms import FEWEST_TOKENS
+from moestream.lab.bench_paths import without_paths
 from moestream.lab.statistics import WARM_UP_SHARE, WARM_UP_STEPS
 from moestream.units import format_bytes
 
 _UNKNOWN = "-"
-#: A path behind a member's colon says where on somebody's machine a file lies.
-_PATH = re.compile(r"(?<=:)[^+,\s]*/(?=[^/+,\s]+)")
 
 _SPEED = (
     "mechanism", "tok/s (95 %)", "x stock (95 %)", "", "x sentinel (95 %)", "", "p50 ms", "p95", "p99", "hits",
@@ -46,11 +44,6 @@ def share(summary: Mapping[str, Any]) -> str:
     ]
     text = "\n\n".join("\n".join(part) for part in parts if part)
     return without_paths(f"<!-- moestream bench --share -->\n{text}\n")
-
-
-def without_paths(text: str) -> str:
-    """The text with the directories of files in mechanisms (``pinned:/home/me/t.parquet``) left out."""
-    return _PATH.sub("", text)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from moestream.box import Box, Cage, disk_rate
 from moestream.box.page_cache import cached_bytes, drop, fill
 from moestream.lab.bench_arms import FEWEST_TOKENS, PROMPTS, Arm
+from moestream.lab.bench_paths import places, without_places
 from moestream.lab.bench_watch import between, snapshot
 from moestream.lab.validity import judge_all
 from moestream.model import Model
@@ -146,7 +147,8 @@ def run_arm(
             record["trace"] = _trace_name(arm, prompt, round, position)
             words += ["--trace", str(setup.out / record["trace"])]
         record |= executor.execute(setup, arm, words)
-        record["document"] = _shareable(json.loads(result.read_text())) if result.exists() else None
+        record["document"] = json.loads(result.read_text()) if result.exists() else None
+    _make_shareable(record, places(setup.model.paths, setup.out))
     record["seconds"] = _tenths(executor.clock() - started)
     record["box"] = (record["document"] or {}).get("box")
     judged = judge_all([*earlier, record])[-1]
@@ -171,12 +173,15 @@ def _trace_name(arm: Arm, prompt: str, round: int, position: int) -> str:
     return f"{re.sub(r'[^A-Za-z0-9.-]+', '_', arm.key)[:80]}-{prompt}-{round}.{position}.parquet"
 
 
-def _shareable(document: dict[str, Any]) -> dict[str, Any]:
-    """The document without where on this machine the model lies: results are read elsewhere."""
-    model = document.get("model") or {}
+def _make_shareable(record: dict[str, Any], directories: Sequence[str]) -> None:
+    """Take out where on this machine the model lies: results are read elsewhere."""
+    record["error"] = without_places(record["error"], directories)
+    document = record["document"] or {}
+    model, mechanism = document.get("model") or {}, document.get("mechanism") or {}
     if "paths" in model:
         model["paths"] = [Path(path).name for path in model["paths"]]
-    return document
+    if "fallbacks" in mechanism:
+        mechanism["fallbacks"] = [without_places(text, directories) for text in mechanism["fallbacks"]]
 
 
 def command(setup: Setup, arm: Arm, text: str, result: Path) -> list[str]:
