@@ -79,8 +79,9 @@ def bench(
 ) -> None:
     """Run mechanisms side by side under a memory cap, in turns, and say which is faster and how sure that is.
 
-    Stock llama.cpp and the engine's inert hook are always among them, and everything in memory where that fits. Every
-    run is a fresh process with a cold start. Records, summary and report are kept in --out (docs/formats/runs.md).
+    Stock llama.cpp and the engine's inert hook are always among them (without a cap, and marked, where no cgroup can be
+    had), and everything in memory where that fits. Every run is a fresh process with a cold start. Records, summary and
+    report are kept in --out (docs/formats/runs.md).
     """
     # The binding takes a while to import: wrong words are to be told at once.
     from moestream.lab.bench_arms import PROMPTS, read_prompts
@@ -172,8 +173,8 @@ def _measure(
     with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as errors:
         try:
             with display(errors) as show:
-                for text in asked.left_out:
-                    show.note(f"left out: {text}")
+                for text in _beforehand(asked):
+                    show.note(text)
                 show.note(_ahead(asked, slots, records) + f", in {request.out}")
                 records = make_runs(asked.setup, slots, records, show, expected=asked.expected_s)
         except (KeyboardInterrupt, SystemExit):
@@ -183,6 +184,11 @@ def _measure(
         finally:
             signal.signal(signal.SIGTERM, before)
     return conclude(request.out, records, _probed(request)), records
+
+
+def _beforehand(asked: Asked) -> list[str]:
+    """What must be known before the first run."""
+    return [*asked.notes, *(f"left out: {text}" for text in asked.left_out)]
 
 
 def _ahead(asked: Asked, slots: list[Slot], records: list[dict[str, Any]]) -> str:
@@ -209,8 +215,8 @@ def _tell(request: Request) -> None:
     runs = [slot.arm.key for slot in slots]
     for arm in asked.arms:
         print(f"{runs.count(arm.key):4} x {duration(asked.expected_s[arm.key]):>9}  {arm.key}")
-    for text in asked.left_out:
-        print(f"left out: {text}")
+    for text in _beforehand(asked):
+        print(text)
     print(_ahead(asked, slots, []))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from moestream.box import Box, Cage, disk_rate
 from moestream.errors import BudgetError, RefusedError
 from moestream.lab.bench_arms import Arm
 from moestream.lab.bench_journal import SETUP
-from moestream.lab.bench_ladder import bench_arms, sentinel_of
+from moestream.lab.bench_ladder import CEILING, REFERENCES, bench_arms, sentinel_of
 from moestream.lab.bench_session import Asked
 from moestream.lab.bench_time import DISK_BYTES_PER_S, WEIGHTS_BYTES_PER_S, Pace, expected_s
 from moestream.lab.runs import Setup
@@ -104,12 +104,15 @@ def ask(request: Request, *, resume: bool) -> Asked:
         chosen=plan.mechanism,
         fits=fits,
     )
+    notes: list[str] = []
+    if not caged:
+        arms, notes = without_cage(arms, reason)
     able, left_out = able_arms(arms, caged, reason)
     if not fits:
         left_out.append(f"resident: the model does not fit into the {format_bytes(available)} that are free")
-    if not able:
+    if all(arm.cap_bytes is None for arm in able):
         raise RefusedError(
-            f"no arm can run here ({'; '.join(left_out)}): run as root, or in a user session of systemd"
+            f"no arm can run under a cap here ({'; '.join(left_out)}): run as root, or in a user session of systemd"
         )
     setup = Setup(
         model=model,
@@ -132,6 +135,7 @@ def ask(request: Request, *, resume: bool) -> Asked:
         ram=request.ram,
         command=request.command,
         left_out=tuple(left_out),
+        notes=tuple(notes),
         ladder=request.mechanisms == "ladder",
         expected_s=expected_s(setup, able, pace_of(model, plan)),
     )
@@ -149,6 +153,16 @@ def pace_of(model: Model, plan: Plan) -> Pace:
     return Pace(disk, compute or weights / WEIGHTS_BYTES_PER_S, plan.expert_bytes)
 
 
+def without_cage(arms: list[Arm], reason: str) -> tuple[list[Arm], list[str]]:
+    """The arms where no cgroup holds a cap, and what has to be said of that: what others are held against, stock and
+    the inert hook, runs without one, because what it keeps the kernel decides."""
+    free = [replace(arm, cap_bytes=None) if arm.key in REFERENCES else arm for arm in arms]
+    return free, [
+        f"caps are the engine's own and not enforced: {reason}",
+        *(f"{key}: runs without a cap, only a memory cgroup could hold it to one" for key in REFERENCES),
+    ]
+
+
 def able_arms(arms: list[Arm], caged: bool, reason: str) -> tuple[list[Arm], list[str]]:
     """The arms that can run, and a line for each that cannot: without a cgroup nothing caps what the kernel keeps."""
     able = [arm for arm in arms if caged or not arm.needs_cage]
@@ -160,7 +174,7 @@ def _begun(out: Path) -> dict[str, Any]:
     """Of a benchmark that is there: whether everything fitted, and its batch; {} where there is none to be read."""
     try:
         setup = json.loads((out / SETUP).read_text(encoding="utf-8"))
-        return {"fits": any(arm["cap_bytes"] is None for arm in setup["arms"]), "batch": int(setup["batch"])}
+        return {"fits": any(arm["key"] == CEILING for arm in setup["arms"]), "batch": int(setup["batch"])}
     except (OSError, ValueError, KeyError, TypeError):
         # Whoever opens the journal next says what is wrong with it.
         return {}

@@ -123,7 +123,7 @@ def _cap(setup: Mapping[str, Any], valid: Sequence[Record], typed: Typed) -> Ite
     if free or not setup["caged"]:
         yield Doubt(
             Kind.CAP_NOT_ENFORCED,
-            f"no memory cgroup held {len(free)} runs; arms that need one were left out",
+            f"no memory cgroup held {len(free)} runs; arms that need one were left out, and stock ran without a cap",
             f'sudo -E env PATH="$PATH" {typed.again} --force',
         )
 

@@ -10,6 +10,8 @@ from moestream.mechanism import Mechanism
 from moestream.members import GROUPS, POLICIES, PREDICTORS, QUEUE, WARMERS, Member
 
 INERT = "mapped+fault+none+none+mapped"
+#: The arms that every benchmark has, whatever was asked for and wherever it runs.
+REFERENCES = (STOCK, INERT)
 #: One lever at a time, from stock to the default: the lever, and the mechanism once it is pulled.
 RUNGS = (
     ("the hook, which asks for nothing", "mapped+fault+mapped"),

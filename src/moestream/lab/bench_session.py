@@ -26,8 +26,8 @@ GIVE_UP_AFTER = 3
 @dataclass(frozen=True)
 class Asked:
     """What a benchmark is asked to do. ``ram``: the cap as it was typed; ``command``: how to repeat it; ``left_out``:
-    arms that cannot run here, and why; ``ladder``: each arm is held against the one before it; ``expected_s``: about
-    how long a run of each arm takes, by its key."""
+    arms that cannot run here, and why; ``notes``: what must be known of all runs before the first; ``ladder``: each arm
+    is held against the one before it; ``expected_s``: about how long a run of each arm takes, by its key."""
 
     setup: Setup
     arms: tuple[Arm, ...]
@@ -37,6 +37,7 @@ class Asked:
     ram: str
     command: str
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     ladder: bool = False
     expected_s: Mapping[str, float] = field(default_factory=dict)
 

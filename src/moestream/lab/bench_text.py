@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moestream.lab.bench_arms import FEWEST_TOKENS
+from moestream.lab.bench_ladder import REFERENCES
 from moestream.lab.bench_paths import without_paths
 from moestream.lab.statistics import WARM_UP_SHARE, WARM_UP_STEPS
 from moestream.units import format_bytes
@@ -92,6 +93,13 @@ def _heading(summary: Mapping[str, Any]) -> list[str]:
         f"llama-cpp-python {setup['versions']['llama-cpp-python']}, {(summary['date'] or '?')[:10]}:",
         f"`{setup['command']}`",
     ]
+    free = [
+        f"`{arm['key']}`" for arm in setup["arms"] if arm["cap_bytes"] is None and arm["key"] in REFERENCES
+    ]
+    if free:
+        lines.append(
+            f"NOT under the cap: {', '.join(free)} had all memory, ratios to them are of unequal terms."
+        )
     return [*lines, *(f"Left out: {text}" for text in setup.get("left_out", ()))]
 
 
