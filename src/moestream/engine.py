@@ -54,7 +54,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     Not thread-safe, as the parent; ``cancel`` and ``close`` may be called from any thread.
     """
 
-    n_batch: int  # the parent's
+    n_batch: int  # the parent's, as the next three
+    _ctx: Any
+    _model: Any
+    _batch: Any
 
     def __init__(
         self,
