@@ -254,6 +254,32 @@ def test_kernel_settings(tmp_path: Path) -> None:
     assert box.memlock_limit_bytes() is None
 
 
+def test_a_machine_is_known_by_a_hash_of_its_id(tmp_path: Path) -> None:
+    own = "0123456789abcdef0123456789abcdef"
+    first = Box(write(tmp_path / "a", {"etc/machine-id": own + "\n"}))
+    assert len(first.machine_id()) == 12
+    assert first.machine_id() not in own
+    assert own not in json.dumps(first.describe(tmp_path))
+    # Where systemd keeps none, the bus's is the same id.
+    assert Box(write(tmp_path / "b", {"var/lib/dbus/machine-id": own})).machine_id() == first.machine_id()
+    other = Box(write(tmp_path / "c", {"etc/machine-id": own[::-1]}))
+    assert other.machine_id() != first.machine_id()
+    assert Box(tmp_path / "nothing").machine_id() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nmodel\t\t: 17\nmodel name\t: AMD  EPYC\n\nmodel name\t: other\n", "AMD EPYC"),
+        ("processor: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", "implementer 0x41 part 0xd0c"),
+        ("processor: 0\nCPU part\t: 0xd08\nModel\t\t: Raspberry Pi 4\n", "Raspberry Pi 4"),
+        ("processor: 0\n", ""),
+    ],
+)
+def test_what_processors_call_themselves(tmp_path: Path, text: str, name: str) -> None:
+    assert Box(write(tmp_path, {"proc/cpuinfo": text})).cpu_model() == name
+
+
 def test_describe_this_machine(tmp_path: Path) -> None:
     facts = Box().describe(tmp_path)
     assert {"cpus", "ram_bytes", "limit_bytes", "kernel", "fs", "device", "read_ahead_kb"} <= set(facts)

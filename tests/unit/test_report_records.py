@@ -10,7 +10,7 @@ import pytest
 
 from moestream.errors import RefusedError, UsageError
 from moestream.reports import read_results
-from moestream.reports.records import BoxName
+from moestream.reports.records import BoxName, box_names
 from report_records import BOX, OTHER_BOX, a_bench, failed, run, save
 
 
@@ -124,3 +124,25 @@ def test_boxes_differ_by_anything_that_a_speed_depends_on() -> None:
         assert BoxName.of(BOX) != BoxName.of({**BOX, name: 3})
     assert str(BoxName.of(BOX)) == "2 CPUs (x86_64), 8.00 GB, Linux 6.1, ext4 on /dev/vda"
     assert "unknown memory" in str(BoxName.of({}))
+
+
+ONE = {**BOX, "cpu_model": "Xeon 1", "machine_id": "0123456789ab"}
+TWO = {**BOX, "cpu_model": "Xeon 1", "machine_id": "ba9876543210"}
+
+
+def test_boxes_of_one_size_are_told_apart_by_machine_and_processor() -> None:
+    assert BoxName.of(ONE) != BoxName.of(TWO)
+    assert not BoxName.of(ONE).agrees(BoxName.of(TWO))
+    assert not BoxName.of(ONE).agrees(BoxName.of({**ONE, "cpu_model": "Xeon 2"}))
+    assert str(BoxName.of(ONE)) == (
+        "2 CPUs (Xeon 1, x86_64), 8.00 GB, Linux 6.1, ext4 on /dev/vda, machine 012345"
+    )
+
+
+def test_old_records_are_compared_by_the_size_they_tell() -> None:
+    old, other = BoxName.of(BOX), BoxName.of(OTHER_BOX)
+    assert old.agrees(BoxName.of(ONE)) and BoxName.of(ONE).agrees(old)
+    assert not other.agrees(BoxName.of(ONE))
+    assert box_names([BOX, OTHER_BOX, ONE]) == [BoxName.of(ONE), other, BoxName.of(ONE)]
+    # Of which of two it is nobody can say: it stays by itself.
+    assert box_names([BOX, ONE, TWO]) == [old, BoxName.of(ONE), BoxName.of(TWO)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import resource
@@ -10,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from moestream.box.cgroup import Mount, cpu_quota, groups, read_mounts, whole_cpus
+
+#: Where a machine's id is kept, first come first read.
+_MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
+#: Of /proc/cpuinfo: what processors call themselves, by architecture.
+_CPU_NAMES = ("model name", "Model", "cpu model", "cpu", "Hardware", "uarch")
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,23 @@ class Box:
     def cpus(self) -> int:
         """CPUs this process may use: its affinity, cut by a cgroup's quota."""
         return whole_cpus(self._affinity(), cpu_quota(self.root))
+
+    def cpu_model(self) -> str:
+        """What the processors call themselves; of ARM's that do not, implementer and part; '' when nothing says."""
+        lines = (line.partition(":") for line in self._text("proc/cpuinfo").splitlines())
+        said: dict[str, str] = {}
+        for name, _, value in lines:
+            said.setdefault(name.strip(), value.strip())
+        name = next((said[key] for key in _CPU_NAMES if said.get(key)), "")
+        if name or "CPU part" not in said:
+            return " ".join(name.split())
+        return f"implementer {said.get('CPU implementer', 'unknown')} part {said['CPU part']}"
+
+    def machine_id(self) -> str:
+        """Tells this machine from others of its size, and nobody which it is: a hash of its id. '' without one."""
+        own = next((text for name in _MACHINE_IDS if (text := self._text(name))), "")
+        # Of moestream's own, so that no other program's hash of the id is the same.
+        return hashlib.sha256(f"moestream {own}".encode()).hexdigest()[:12] if own else ""
 
     def kernel(self) -> str:
         return self._text("proc/sys/kernel/osrelease") or platform.release()
@@ -110,6 +133,8 @@ class Box:
             "swap_bytes": self.swap_bytes(),
             "kernel": self.kernel(),
             "machine": platform.machine(),
+            "cpu_model": self.cpu_model(),
+            "machine_id": self.machine_id(),
             "fs": mount.kind if mount else "",
             "device": mount.source if mount else "",
             "device_number": mount.device if mount else "",

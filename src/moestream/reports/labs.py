@@ -11,7 +11,7 @@ from typing import Any
 from moestream.errors import RefusedError
 from moestream.lab.experiment_figures import FIGURES
 from moestream.lab.verdicts import AGREES, CANNOT_TELL, DISAGREES, shown
-from moestream.reports.records import BoxName
+from moestream.reports.records import BoxName, box_names
 
 VERDICT = "verdict.json"
 SCHEMA = 1
@@ -51,10 +51,10 @@ def read_labs(directory: Path) -> list[Lab]:
     """The outcomes of a directory of `lab run`, one Lab for each box and model in it. Raises RefusedError for a file
     that is no verdict of this schema."""
     found: dict[tuple[BoxName, str], list[Outcome]] = {}
-    for path in _places(directory):
-        outcome = _read(path)
-        model = str(outcome["model"].get("identity") or "")
-        found.setdefault((BoxName.of(outcome["box"]), model), []).append(outcome)
+    outcomes = [_read(path) for path in _places(directory)]
+    names = box_names(outcome["box"] for outcome in outcomes)
+    for outcome, box in zip(outcomes, names, strict=True):
+        found.setdefault((box, str(outcome["model"].get("identity") or "")), []).append(outcome)
     name = directory.resolve().name
     several = (
         (f"{name} holds experiments of {len(found)} boxes or models: they are kept apart",)
@@ -65,11 +65,11 @@ def read_labs(directory: Path) -> list[Lab]:
         Lab(
             name if len(found) == 1 else f"{name} ({number})",
             box,
-            outcomes[0]["model"],
-            tuple(outcomes),
+            mine[0]["model"],
+            tuple(mine),
             several,
         )
-        for number, ((box, _), outcomes) in enumerate(found.items(), 1)
+        for number, ((box, _), mine) in enumerate(found.items(), 1)
     ]
 
 

@@ -7,8 +7,8 @@ A record is one JSON object a line. Those of schema 1 say themselves whether the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,10 @@ _STEP_FIGURES = ("hits", "misses", "bytes_read", "stall_s", "memory_work_s", "to
 
 @dataclass(frozen=True)
 class BoxName:
-    """What tells one box from another in a report; two that differ in anything are never put into one figure."""
+    """What tells one box from another in a report; two that differ in anything are never put into one figure.
+
+    ``cpu_model`` and ``machine_id`` are '' in records made before these were written down: such a name may be that of
+    any box of the same size (``agrees``)."""
 
     cpus: int | None
     machine: str
@@ -63,16 +66,46 @@ class BoxName:
     kernel: str
     fs: str
     device: str
+    cpu_model: str = ""
+    machine_id: str = ""
 
     @classmethod
     def of(cls, box: Mapping[str, Any]) -> BoxName:
         """The box of a document's ``box``."""
         text = {name: str(box.get(name) or "unknown") for name in ("machine", "kernel", "fs", "device")}
+        text.update({name: str(box.get(name) or "") for name in ("cpu_model", "machine_id")})
         return cls(cpus=box.get("cpus"), ram_bytes=box.get("ram_bytes"), **text)
+
+    @property
+    def told(self) -> bool:
+        """Whether it says more than a box's size."""
+        return bool(self.cpu_model or self.machine_id)
+
+    def agrees(self, other: BoxName) -> bool:
+        """The same by all that both say."""
+        if self.told and other.told:
+            return self == other
+        return self._size() == other._size()
+
+    def _size(self) -> BoxName:
+        return replace(self, cpu_model="", machine_id="")
 
     def __str__(self) -> str:
         ram = format_bytes(self.ram_bytes) if self.ram_bytes else "unknown memory"
-        return f"{self.cpus or '?'} CPUs ({self.machine}), {ram}, Linux {self.kernel}, {self.fs} on {self.device}"
+        kind = f"{self.cpu_model}, {self.machine}" if self.cpu_model else self.machine
+        number = f", machine {self.machine_id[:6]}" if self.machine_id else ""
+        return f"{self.cpus or '?'} CPUs ({kind}), {ram}, Linux {self.kernel}, {self.fs} on {self.device}{number}"
+
+
+def box_names(boxes: Iterable[Mapping[str, Any]]) -> list[BoxName]:
+    """A name for each: one that says only its size is given the name of the box of that size, if there is just one."""
+    names = [BoxName.of(box) for box in boxes]
+    told = dict.fromkeys(name for name in names if name.told)
+    found = []
+    for name in names:
+        same = [other for other in told if name.agrees(other)]
+        found.append(same[0] if len(same) == 1 else name)
+    return found
 
 
 @dataclass(frozen=True)

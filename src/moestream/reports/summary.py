@@ -15,7 +15,7 @@ from moestream.lab.bench_doubts import Doubt, doubts
 from moestream.lab.bench_figures import Figure, cpu_per_token, floor_s, median
 from moestream.reports import figures
 from moestream.reports.figures import Estimate, Split, estimate
-from moestream.reports.records import STOCK, BoxName, Record, Results
+from moestream.reports.records import STOCK, BoxName, Record, Results, box_names
 
 Key = tuple[Any, ...]
 
@@ -123,10 +123,11 @@ def summarize(results: Sequence[Results], probe: Path | None = None) -> list[Gro
     ``moestream probe --json`` whose ceilings count where they are of the same box (and, for compute, model); the
     directories' own ``probe*.json`` do too. Raises RefusedError for a file that is none."""
     parts: list[tuple[Results, BoxName, str, list[Record]]] = []
+    names = iter(box_names(record["box"] for result in results for record in result.records))
     for result in results:
         found: dict[tuple[BoxName, str], list[Record]] = {}
         for record in result.records:
-            which = BoxName.of(record["box"]), str(record["model"].get("identity") or "")
+            which = next(names), str(record["model"].get("identity") or "")
             found.setdefault(which, []).append(record)
         parts += [(result, box, model, records) for (box, model), records in found.items()]
     groups = []
@@ -265,7 +266,7 @@ def _ceilings(
     probes: Sequence[dict[str, Any]],
 ) -> Ceilings:
     """The best that a probe of this box or the runs themselves have shown."""
-    mine = [probe for probe in probes if BoxName.of(probe["box"]) == box]
+    mine = [probe for probe in probes if BoxName.of(probe["box"]).agrees(box)]
     of_model = [p for p in mine if (p.get("identity") or {}).get("model") == model.get("identity")]
     probed = [p["disk_bytes_per_s"] for p in mine if p.get("disk_bytes_per_s")]
     measured = [record["disk_bytes_per_s"] for record in records if record["disk_bytes_per_s"]]
