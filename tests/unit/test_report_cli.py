@@ -55,8 +55,8 @@ def test_text_has_the_answer_the_tables_and_the_commands(
     assert "2 CPUs (x86_64), 8.00 GB, Linux 6.1, ext4 on /dev/vda" in said
     assert "git checkout 0123456789abcdef0123456789abcdef01234567" in said
     assert (
-        "bench m.gguf --ram 1000000000 --mechanisms arena+uring:8+lfu-decay:16+none+anon -n 5 --repeats 1"
-        in said
+        "bench m.gguf --ram 1000000000 --mechanisms arena+uring:8+lfu-decay:16+none+anon -n 5 --repeats 1 "
+        "--threads 2 --ctx 512 --out results/scratch/mine-1.00GB" in said
     )
 
 
@@ -176,7 +176,10 @@ def test_json_holds_what_the_tables_show(tmp_path: Path, capfd: pytest.CaptureFi
     assert "paths" not in group["model"]
     (one,) = found["labs"][0]["outcomes"]
     assert (one["verdict"], one["claims"][0]["seen"]["value"]) == ("agrees", 1.7)
-    assert one["command"] == "moestream lab run app-lru --model m.gguf --ram 1000000000 --quick"
+    assert one["commands"] == [
+        "make setup",
+        ".venv/bin/moestream lab run app-lru --model m.gguf --ram 1000000000 --quick",
+    ]
 
 
 def test_experiments_are_shown_with_their_verdicts_and_figures(

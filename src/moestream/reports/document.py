@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from moestream.lab import bench_figures
-from moestream.reports.labs import Lab, command
-from moestream.reports.repeat import commands
+from moestream.reports.labs import Lab
+from moestream.reports.repeat import commands, lab_commands
 from moestream.reports.summary import Arm, Ceilings, Group
 from moestream.reports.tables import cpu_s_per_gb, headline
 
@@ -90,5 +90,5 @@ def _lab(lab: Lab) -> dict[str, Any]:
     return {
         "name": lab.name,
         "notes": list(lab.notes),
-        "outcomes": [{**outcome, "command": command(lab, outcome)} for outcome in lab.outcomes],
+        "outcomes": [{**outcome, "commands": lab_commands(lab, outcome)} for outcome in lab.outcomes],
     }

@@ -11,7 +11,7 @@ from typing import Any
 from moestream.errors import RefusedError
 from moestream.lab.experiment_figures import FIGURES
 from moestream.lab.verdicts import AGREES, CANNOT_TELL, DISAGREES, shown
-from moestream.reports.records import BoxName, box_names
+from moestream.reports.records import RUNS, BoxName, box_names
 
 VERDICT = "verdict.json"
 SCHEMA = 1
@@ -86,7 +86,18 @@ def _read(path: Path) -> Outcome:
     if wrong:
         raise RefusedError(f"{path} is no verdict: it lacks {', '.join(wrong)}: run the experiment again")
     outcome["model"], outcome["box"] = outcome.get("model") or {}, outcome.get("box") or {}
+    outcome["commit"] = outcome.get("commit") or _commit(path.with_name(RUNS))
     return outcome
+
+
+def _commit(runs: Path) -> str | None:
+    """Of the first record beside a verdict that does not name its commit; None where nothing says."""
+    try:
+        with runs.open(encoding="utf-8") as file:
+            record = json.loads(file.readline())
+    except (OSError, ValueError):
+        return None
+    return str(record.get("commit") or "") or None if isinstance(record, dict) else None
 
 
 def value_text(value: float, figure: str) -> str:
@@ -99,13 +110,3 @@ def claim_unit(claim: Mapping[str, Any]) -> str:
     return (
         "n" if claim["over"] is not None or claim["figure"] not in FIGURES else FIGURES[claim["figure"]].unit
     )
-
-
-def command(lab: Lab, outcome: Outcome) -> str:
-    """What makes the experiment again."""
-    name = str(lab.model.get("name") or "MODEL.gguf")
-    words = ["moestream lab run", str(outcome["experiment"])]
-    words += [] if name.startswith("demo-") else [f"--model {name}"]
-    words += [f"--ram {outcome['cap_bytes']}"] if outcome.get("cap_bytes") is not None else []
-    words += ["--quick"] if outcome.get("quick") else []
-    return " ".join(words)

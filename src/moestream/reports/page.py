@@ -11,8 +11,8 @@ from typing import Any
 from moestream.lab.verdicts import AGREES, CANNOT_TELL, DISAGREES
 from moestream.reports import lab_plots, lab_tables, plots, tables, trace_plots
 from moestream.reports.canvas import Picture
-from moestream.reports.labs import Lab, Outcome, command
-from moestream.reports.repeat import commands
+from moestream.reports.labs import Lab, Outcome
+from moestream.reports.repeat import commands, lab_commands
 from moestream.reports.summary import Group
 from moestream.reports.tables import Table
 from moestream.reports.traces import Routing, curve_table
@@ -84,8 +84,7 @@ def _group(group: Group, routing: Routing | None, number: int, alone: bool) -> l
     parts.append(_card(facts_html(tables.box_table(group))))
     if group.doubts:
         parts.append(_card(f"<h3>Doubts</h3>{_list('notes', tables.doubt_lines(group))}"))
-    lines = "".join(f'<span class="line">{escape(line)}</span>' for line in commands(group))
-    parts.append(_card(f"<h3>To repeat it</h3><pre>{lines}</pre>"))
+    parts.append(_card(f"<h3>To repeat it</h3>{_commands(commands(group))}"))
     return [part for part in parts if part]
 
 
@@ -110,7 +109,7 @@ def _outcome(lab: Lab, outcome: Outcome, name: str) -> str:
     if outcome["table"]:
         inside.append(_stack(lab_tables.figure_table(outcome)))
     inside.append(_list("notes", lab_tables.remarks(outcome)))
-    inside.append(f'<pre><span class="line">{escape(command(lab, outcome))}</span></pre>')
+    inside.append(_commands(lab_commands(lab, outcome)))
     return _card("".join(inside))
 
 
@@ -123,6 +122,11 @@ def _claim(claim: dict[str, Any]) -> str:
 
 def _word(verdict: str) -> str:
     return f'<span class="word {verdict.split()[0] if verdict in _WORDS else ""}">{escape(verdict)}</span>'
+
+
+def _commands(lines: Sequence[str]) -> str:
+    shown = "".join(f'<span class="line">{escape(line)}</span>' for line in lines)
+    return f"<pre>{shown}</pre>"
 
 
 def _card(inside: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from moestream.reports import lab_tables, tables
-from moestream.reports.labs import Lab, command
-from moestream.reports.repeat import commands
+from moestream.reports.labs import Lab
+from moestream.reports.repeat import commands, lab_commands
 from moestream.reports.summary import Group
 from moestream.reports.tables import Table
 from moestream.reports.traces import Routing, curve_table, routing_lines
@@ -79,7 +79,7 @@ def _print_lab(console: Any, lab: Lab) -> None:
             console.print(f"      {lab_tables.claim_text(claim)}", soft_wrap=True)
         for remark in lab_tables.remarks(outcome):
             console.print(f"  {remark}", soft_wrap=True)
-        console.print(f"  repeat: {command(lab, outcome)}", soft_wrap=True)
+        console.print(f"  repeat: {' && '.join(lab_commands(lab, outcome))}", soft_wrap=True)
     console.print()
 
 
@@ -175,7 +175,7 @@ def _markdown_lab(lab: Lab) -> list[str]:
             for claim in outcome["claims"]
         ]
         lines += [f"- {_escaped(remark)}" for remark in lab_tables.remarks(outcome)]
-        lines += ["", "```", command(lab, outcome), "```", ""]
+        lines += ["", "```", *lab_commands(lab, outcome), "```", ""]
     return lines
 
 
