@@ -32,6 +32,8 @@ def made_record(job: Job, **changes: Any) -> dict[str, Any]:
     phase.update({name: value for name, value in changes.items() if name in phase})
     document = {
         "model": {"demand_bytes_per_token": 1000},
+        "n_batch": job.batch or 256,
+        "prompt_tokens": 40,
         "mechanism": {"effective": job.arm.mechanism},
         "prefill": {"tok_per_s": 50.0, "tokens": 40, "bytes_read": 4000, "read_bytes_os": 4000},
         "decode": phase,
@@ -46,6 +48,10 @@ def made_record(job: Job, **changes: Any) -> dict[str, Any]:
         "round": job.round,
         "valid": True,
         "invalid": [],
+        "cap_bytes": job.cap_bytes,
+        "caged": job.cap_bytes is not None,
+        "cached_bytes_before": 0,
+        "modified": False,
         "disk_bytes_per_s": 1e6,
         "seconds": 1.0,
         "document": document,
@@ -91,6 +97,6 @@ class Fake:
         return {key: dict(figures) for key, figures in self.replays.items()}
 
     def probed(
-        self, spec: ProbeSpec, claims: Sequence[Claim]
+        self, experiment: str, spec: ProbeSpec, claims: Sequence[Claim]
     ) -> tuple[dict[str, list[dict[str, float]]], dict[str, str]]:
         return {key: [dict(one) for one in rounds] for key, rounds in self.shots.items()}, {}

@@ -68,7 +68,10 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
 
 @lab.command()
 def run(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Of `lab list`; or all.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME...", help="Of `lab list`, or a TOML file of your own; or all."),
+    ],
     model: Annotated[str, typer.Option(help="A GGUF file (any shard), or demo.")] = "demo",
     ram: Annotated[
         str | None,
@@ -111,7 +114,7 @@ def run(
         raise ModelError(
             f"{found.name or found.arch} has no experts: an experiment needs a mixture of experts"
         )
-    asked = Asked(found, cap, quick, out, resume, force)
+    asked = Asked(found, cap, quick, out, resume, force, model)
     tell = None if json else _teller(sys.stdout)
     with display(sys.stderr) as show:
         outcomes = run_all(chosen, asked, tell=tell, show=show)

@@ -6,6 +6,7 @@ The only file that knows how; what an experiment is and what follows from it kno
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +17,10 @@ from moestream.lab import files
 from moestream.lab.bench_arms import STOCK, Arm
 from moestream.lab.experiment import Claim, ProbeSpec, ReplaySpec
 from moestream.lab.experiment_plan import Job, Sizes, capped, run_seconds
-from moestream.lab.runs import TIMEOUT_S, Setup, run_arm
+from moestream.lab.runs import RUNS, SCHEMA, TIMEOUT_S, Setup, append, provenance, run_arm
+from moestream.mechanism import Mechanism
 from moestream.model import Model, read_model
+from moestream.probe.schedule import Shot
 from moestream.units import format_bytes
 
 Record = dict[str, Any]
@@ -51,9 +54,10 @@ class Executor(Protocol):
         """By ``POLICY@BUDGET``, the figures of kind ``replay`` of a recorded run."""
 
     def probed(
-        self, spec: ProbeSpec, claims: Sequence[Claim]
+        self, experiment: str, spec: ProbeSpec, claims: Sequence[Claim]
     ) -> tuple[dict[str, list[Figures]], dict[str, str]]:
-        """By ``GROUP/SETTING`` the figures of each round, and why a case has none."""
+        """By ``GROUP/SETTING`` the figures of each round, and why a case has none. What was timed is already appended
+        to ``runs.jsonl``."""
 
 
 class BoxExecutor:
@@ -98,8 +102,7 @@ class BoxExecutor:
 
     def left_out(self, job: Job) -> str:
         caged, reason = self._cage
-        kernels = job.arm.is_stock or job.arm.mechanism.startswith(("mapped", "cow", "shared"))
-        if kernels and job.cap_bytes is not None and not caged:
+        if _keeps_pages(job) and job.cap_bytes is not None and not caged:
             return f"only a memory cgroup caps it: {reason}"
         if job.cap_bytes is not None and (job.ctx, job.cap_bytes) in self._too_little:
             return self._too_little[job.ctx, job.cap_bytes]
@@ -185,7 +188,7 @@ class BoxExecutor:
         return with_gain(rates)
 
     def probed(
-        self, spec: ProbeSpec, claims: Sequence[Claim]
+        self, experiment: str, spec: ProbeSpec, claims: Sequence[Claim]
     ) -> tuple[dict[str, list[Figures]], dict[str, str]]:
         from moestream.box.abilities import huge, io_uring
         from moestream.probe.device import find_device
@@ -210,7 +213,23 @@ class BoxExecutor:
         known = {case.key for case in disk.cases()}
         for key in {arm for claim in claims for arm in claim.arms} - known:
             reasons.setdefault(key, "this box has no such case")
-        return {key: [shot_figures(shot) for shot in shots] for key, shots in measured.shots.items()}, reasons
+        figures = probe_figures(measured.shots)
+        for row in probe_rows(experiment, measured.shots, figures):
+            append(self._out / RUNS, {"schema": SCHEMA, **origin(self._model, self._out), **row})
+        return figures, reasons
+
+
+def origin(model: Model, out: Path) -> Record:
+    """Which code, on which versions and kernel, with which model, when: as every run's record has it."""
+    return provenance(Setup(model, threads=1, ctx=1, batch=1, tokens=1, caged=False, out=out))
+
+
+def _keeps_pages(job: Job) -> bool:
+    """Does the kernel decide how much of the file the run keeps in memory?"""
+    if job.arm.is_stock:
+        return True
+    mechanism = Mechanism.parse(job.arm.mechanism)
+    return mechanism.store in ("mapped", "cow", "shared") or mechanism.has("cached")
 
 
 def layer_figures(
@@ -245,13 +264,38 @@ def with_gain(rates: Mapping[str, float]) -> dict[str, Figures]:
     return made
 
 
-def shot_figures(shot: Any) -> Figures:
-    """One timed case's figures of kind ``probe``; what the box keeps no account of is left out."""
+def probe_figures(shots: Mapping[str, Sequence[Shot]]) -> dict[str, list[Figures]]:
+    """By case the figures of each round. An account of the process's reads that never moved is none."""
+    counted = any(shot.physical_bytes for rounds in shots.values() for shot in rounds)
+    return {key: [shot_figures(shot, counted) for shot in rounds] for key, rounds in shots.items()}
+
+
+def probe_rows(
+    experiment: str, shots: Mapping[str, Sequence[Shot]], figures: Mapping[str, Sequence[Figures]]
+) -> list[Record]:
+    """A row of ``runs.jsonl`` for each timed case of each round: what was counted, and what follows."""
+    return [
+        {
+            "experiment": experiment,
+            "kind": "probe",
+            "arm": key,
+            "round": number,
+            "shot": asdict(shot),
+            "figures": made,
+        }
+        for key, rounds in shots.items()
+        for number, (shot, made) in enumerate(zip(rounds, figures[key], strict=True))
+    ]
+
+
+def shot_figures(shot: Shot, counted: bool) -> Figures:
+    """One timed case's figures of kind ``probe``; what the box keeps no account of is left out. ``counted``: the
+    process's account of what it read from the device moves."""
     made: Figures = {}
     if shot.bytes > 0 and shot.seconds > 0:
         made["bytes_per_s"] = shot.bytes / shot.seconds
         made["cpu_s_per_gb"] = shot.cpu_s / shot.bytes * 1e9
-        if shot.physical_bytes is not None:
+        if counted and shot.physical_bytes is not None:
             made["amplification"] = shot.physical_bytes / shot.bytes
     if shot.device_reads and shot.device_bytes is not None:
         made["device_ops_per_read"] = shot.device_reads / max(1, shot.reads)

@@ -104,7 +104,10 @@ class ReplaySpec:
 class Claim:
     """What would be seen if the source is right here: ``figure`` of the arm ``of``, as a ratio to that of ``over``
     where one is named, is at least and at most so much. ``prompt``: only on that one. ``found``: what the source saw,
-    None where it is not stated. An arm of a replay is ``POLICY@BUDGET``, of a probe ``GROUP/SETTING``."""
+    None where it is not stated. An arm of a replay is ``POLICY@BUDGET``, of a probe ``GROUP/SETTING``.
+
+    ``larger``: another figure; the ratio is then that of the arm which has more of it to the other, whichever of the
+    two that is: a copy of the user's model may be larger or smaller than it."""
 
     says: str
     figure: str
@@ -114,6 +117,7 @@ class Claim:
     at_most: float | None = None
     found: float | None = None
     prompt: str | None = None
+    larger: str | None = None
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -123,7 +127,8 @@ class Claim:
 @dataclass(frozen=True)
 class Experiment:
     """``found``: the source's finding in words, or ``not stated``; ``measure``: the figure the arms are compared by;
-    ``show``: more figures beside it; ``settings``, ``probe``: as they are and with ``--quick``."""
+    ``show``: more figures beside it; ``settings``, ``probe``: as they are and with ``--quick``; ``file``: the user's
+    own, as it was named."""
 
     name: str
     question: str
@@ -140,6 +145,7 @@ class Experiment:
     probe: ProbeSpec = field(default_factory=ProbeSpec)
     quick_probe: ProbeSpec = field(default_factory=ProbeSpec)
     replay: ReplaySpec = field(default_factory=ReplaySpec)
+    file: str = ""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -149,9 +155,11 @@ class Experiment:
     @property
     def figures(self) -> tuple[str, ...]:
         """Every figure its table has, the measure first."""
-        return tuple(dict.fromkeys((self.measure, *self.show, *(claim.figure for claim in self.claims))))
+        claimed = [name for claim in self.claims for name in (claim.figure, claim.larger) if name is not None]
+        return tuple(dict.fromkeys((self.measure, *self.show, *claimed)))
 
 
+_OWN = ".toml"
 _TOP = {"question", "kind", "source", "found", "measures", "measure", "show"}
 _TABLES = {"settings", "quick", "arms", "claims", "probe", "quick_probe", "replay"}
 
@@ -164,12 +172,17 @@ def experiments() -> dict[str, Experiment]:
 
 
 def find(name: str) -> Experiment:
-    """The experiment of that name. UsageError with the nearest names."""
+    """The experiment of that name, or of the user's own file where it ends in ``.toml``. UsageError with the nearest
+    names, or what is wrong with the file."""
+    if name.endswith(_OWN):
+        return replace(load(Path(name), Path(name).stem), file=name)
     known = experiments()
     if name not in known:
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         nearest = f": did you mean {' or '.join(close)}?" if close else ""
-        raise UsageError(f"no experiment {name!r}{nearest} (moestream lab list has them all)")
+        raise UsageError(
+            f"no experiment {name!r}{nearest} (moestream lab list has them all; one of your own: FILE{_OWN})"
+        )
     return known[name]
 
 
@@ -177,7 +190,9 @@ def load(path: Path | Traversable, name: str) -> Experiment:
     """Read one file. UsageError names the file and the key, arm or claim that is wrong."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: not a TOML file that can be read: {error}") from None
     try:
         return parse(document, name)
@@ -193,6 +208,9 @@ def parse(document: dict[str, Any], name: str) -> Experiment:
             raise UsageError(f"{key} is missing or no text")
     if next(iter(document)) != "question":
         raise UsageError("the question must be on the first line")
+    for key in ("show", "arms", "claims"):
+        if not isinstance(document.get(key, []), list):
+            raise UsageError(f"{key} must be a list")
     if document["kind"] not in KINDS:
         raise UsageError(f"kind {document['kind']!r}: one of {', '.join(KINDS)}")
     settings = _made(Settings(), document.get("settings", {}), "settings")
@@ -253,15 +271,14 @@ def _made(default: Any, table: dict[str, Any], where: str) -> Any:
     if not isinstance(table, dict):
         raise UsageError(f"{where} must be a table")
     _only(table, {each.name for each in fields(default)}, f"[{where}]")
+    kinds = {each.name: str(each.type) for each in fields(default)}
     for key, value in _frozen(table).items():
-        known = getattr(default, key)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if key == "cap":
-            right = value == NO_CAP or (number and value > 0)
-        elif isinstance(known, tuple):
-            right = isinstance(value, tuple) and bool(value)
+        if isinstance(value, str):
+            right = key == "cap" and value == NO_CAP
+        elif isinstance(value, tuple):
+            right = bool(value) and _fits(value, kinds[key])
         else:
-            right = number and value > 0 and (isinstance(known, float) or isinstance(value, int))
+            right = _fits(value, kinds[key]) and value > 0
         if not right:
             raise UsageError(f"[{where}] {key} cannot be {value!r}")
     return replace(default, **_frozen(table))
@@ -271,12 +288,29 @@ def _row(kind: Any, row: Any, where: str, number: int) -> Any:
     if not isinstance(row, dict):
         raise UsageError(f"[[{where}]] must be tables")
     place = f"[[{where}]] number {number}"
-    _only(row, {each.name for each in fields(kind)}, place)
+    kinds = {each.name: str(each.type) for each in fields(kind)}
+    _only(row, set(kinds), place)
+    for key, value in row.items():
+        if not _fits(value, kinds[key]):
+            raise UsageError(f"{place} {key} cannot be {value!r}")
     try:
         return kind(**row)
     except TypeError:
         needed = [each.name for each in fields(kind) if each.name not in row]
         raise UsageError(f"{place} lacks one of: {', '.join(needed)}") from None
+
+
+def _fits(value: Any, kinds: str) -> bool:
+    """Is the value of one of the kinds, as a field of a dataclass names them (``int | None``, ``tuple[str, ...]``)?"""
+    if isinstance(value, tuple):
+        item = re.fullmatch(r"tuple\[(\w+), \.\.\.\]", kinds)
+        return item is not None and all(_fits(each, item[1]) for each in value)
+    named: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+    return any(
+        isinstance(value, named[kind]) and not isinstance(value, bool)
+        for kind in kinds.split(" | ")
+        if kind in named
+    )
 
 
 def _check(experiment: Experiment) -> None:
@@ -297,7 +331,7 @@ def _check(experiment: Experiment) -> None:
     if not experiment.claims:
         raise UsageError("without [[claims]] there is nothing to agree with")
     for figure in experiment.figures:
-        if figure not in FIGURES or FIGURES[figure].kind != experiment.kind:
+        if not isinstance(figure, str) or figure not in FIGURES or FIGURES[figure].kind != experiment.kind:
             known = [name for name, one in FIGURES.items() if one.kind == experiment.kind]
             raise UsageError(f"no figure {figure!r} of {experiment.kind} (known: {', '.join(known)})")
     for claim in experiment.claims:
@@ -336,5 +370,7 @@ def _check_claim(claim: Claim, experiment: Experiment) -> None:
         for key in claim.arms:
             if key not in replayed:
                 raise UsageError(f"claim {claim.says!r}: {key!r} is no POLICY@BUDGET of [replay]")
+    if claim.larger is not None and claim.over is None:
+        raise UsageError(f"claim {claim.says!r}: larger says which of two arms stands above: name both")
     if claim.prompt is not None and claim.prompt not in experiment.settings.prompts:
         raise UsageError(f"claim {claim.says!r}: prompt {claim.prompt!r} is not run")

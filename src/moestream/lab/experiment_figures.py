@@ -45,8 +45,12 @@ def _demand(record: Record) -> float | None:
     return demand
 
 
-def _over_demand(name: str) -> Of:
-    per_token = _decode(name)
+def _from_device(record: Record) -> float | None:
+    """Bytes a token the device gave, by the kernel's account; None where that does not move."""
+    return _decode("read_bytes_os")(record) if bench_figures.counts_reads(record) else None
+
+
+def _over_demand(per_token: Of) -> Of:
 
     def figure(record: Record) -> float | None:
         demand, read = _demand(record), per_token(record)
@@ -59,13 +63,18 @@ def _found_in_page_cache(record: Record) -> float | None:
     """Of the bytes routed, those that a reader that asks first found there; None for one that does not ask."""
     if "hybrid" not in record["document"]["mechanism"]["effective"]:
         return None
-    read = _over_demand("bytes_read")(record)
+    read = _over_demand(_decode("bytes_read"))(record)
     return None if read is None else 1 - read
 
 
 def _physical_over_asked(record: Record) -> float | None:
-    phase = bench_figures.decode(record)
-    return phase["read_bytes_os"] / phase["bytes_read"] if phase["bytes_read"] else None
+    read, asked = _from_device(record), _decode("bytes_read")(record)
+    return read / asked if read is not None and asked else None
+
+
+def _faults_per_gb(record: Record) -> float | None:
+    demand, faults = _demand(record), _decode("majflt")(record)
+    return faults / (demand / 1e9) if demand and faults is not None else None
 
 
 def _asked_per_s(record: Record) -> float | None:
@@ -111,8 +120,10 @@ def _prefill(record: Record) -> float | None:
 
 def _prefill_read(record: Record) -> float | None:
     phase = record["document"]["prefill"]
-    read: int = phase["bytes_read"] or phase["read_bytes_os"]
-    return read / phase["tokens"] if phase["tokens"] else None
+    read: int = phase["bytes_read"]
+    if not read and not bench_figures.counts_reads(record):
+        return None
+    return (read or phase["read_bytes_os"]) / phase["tokens"] if phase["tokens"] else None
 
 
 def _of_floor(record: Record) -> float | None:
@@ -158,12 +169,13 @@ _RUNS = {
     "asked_per_token": Figure(
         "bytes the engine asked for a token, cached or not", "runs", "B", False, bench_figures.asked_per_token
     ),
+    "routed_per_token": Figure("bytes a token routes to, by the model's header", "runs", "B", False, _demand),
     "asked_over_demand": Figure(
         "bytes the engine asked for, over those a token routes to",
         "runs",
         "share",
         False,
-        _over_demand("bytes_read"),
+        _over_demand(_decode("bytes_read")),
     ),
     "asked_bytes_per_s": Figure("bytes the engine asked for a second", "runs", "B/s", True, _asked_per_s),
     "physical_over_demand": Figure(
@@ -171,7 +183,7 @@ _RUNS = {
         "runs",
         "share",
         False,
-        _over_demand("read_bytes_os"),
+        _over_demand(_from_device),
     ),
     "physical_over_asked": Figure(
         "read from the device, over what was asked for", "runs", "share", False, _physical_over_asked
@@ -180,6 +192,7 @@ _RUNS = {
         "routed bytes that were in the page cache when asked", "runs", "share", False, _found_in_page_cache
     ),
     "majflt_per_token": Figure("major faults a token", "runs", "n", False, _decode("majflt")),
+    "majflt_per_gb": Figure("major faults a GB that tokens route to", "runs", "n", False, _faults_per_gb),
     "minflt_per_token": Figure("minor faults a token", "runs", "n", False, _decode("minflt")),
     "stall_share": Figure("time a matmul waited for bytes", "runs", "share", True, _share_of_time("stall_s")),
     "compute_share": Figure("time of everything else", "runs", "share", True, _share_of_time("compute_s")),

@@ -11,12 +11,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from moestream.errors import RefusedError
+from moestream.lab.bench_doubts import Typed
 from moestream.lab.execute import Executor, Record
 from moestream.lab.experiment import Experiment
+from moestream.lab.experiment_doubts import ANYWHERE, doubts_of, noise_of
 from moestream.lab.experiment_figures import FIGURES, usable, with_floor
 from moestream.lab.experiment_plan import PROBE, Job, Sizes, jobs
 from moestream.lab.experiment_progress import Unwatched, Watch
-from moestream.lab.verdicts import Sample, judge, overall, table
+from moestream.lab.verdicts import NOISE, Sample, judge, overall, table
 from moestream.version import __version__
 
 SCHEMA = 1
@@ -27,11 +29,14 @@ _LAYERS = 10_000
 @dataclass
 class _Seen:
     """What came of the experiment's parts. ``left_out``: by arm or case why it was not run; ``not_counted``: runs whose
-    records may not be counted, with the reason; ``failed``: why nothing came of it at all."""
+    records may not be counted, with the reason; ``noise``, ``doubts``: how far its times can be trusted; ``failed``:
+    why nothing came of it at all."""
 
     samples: list[Sample] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     not_counted: list[str] = field(default_factory=list)
+    noise: float = NOISE
+    doubts: list[dict[str, Any]] = field(default_factory=list)
     failed: str = ""
 
 
@@ -44,9 +49,11 @@ def run_experiment(
     cap_bytes: int | None = None,
     earlier: Sequence[Record] = (),
     watch: Watch | None = None,
+    typed: Typed | None = None,
 ) -> dict[str, Any]:
     """Every run (or the probe), then the verdict; the document of it. ``cap_bytes``: instead of the settings' cap.
-    ``earlier``: records of the same experiment, whose runs are not made again where they count."""
+    ``earlier``: records of the same experiment, whose runs are not made again where they count. ``typed``: for what
+    doubts say to type."""
     watch = watch or Unwatched()
     seen = _Seen()
     if experiment.kind == "probe":
@@ -57,6 +64,9 @@ def run_experiment(
         settings = experiment.quick if quick else experiment.settings
         records = _runs(jobs(experiment, settings, sizes, cap_bytes), executor, earlier, seen, watch)
         _observe(experiment, executor, records, seen)
+        if experiment.kind == "runs":
+            seen.noise = noise_of(records)
+            seen.doubts = doubts_of(records, typed or ANYWHERE)
     return _document(experiment, quick, cap_bytes, seen)
 
 
@@ -69,7 +79,7 @@ def failed_experiment(
 
 def _document(experiment: Experiment, quick: bool, cap_bytes: int | None, seen: _Seen) -> dict[str, Any]:
     settings = experiment.quick if quick else experiment.settings
-    judged = [judge(claim, seen.samples) for claim in experiment.claims]
+    judged = [judge(claim, seen.samples, seen.noise) for claim in experiment.claims]
     return {
         "schema": SCHEMA,
         "moestream": __version__,
@@ -90,6 +100,8 @@ def _document(experiment: Experiment, quick: bool, cap_bytes: int | None, seen: 
             arm: {name: asdict(value) for name, value in of.items()}
             for arm, of in table(experiment.figures, seen.samples).items()
         },
+        "noise": seen.noise,
+        "doubts": seen.doubts,
         "left_out": seen.left_out,
         "not_counted": seen.not_counted,
         "failed": seen.failed,
@@ -142,7 +154,7 @@ def _observe(experiment: Experiment, executor: Executor, records: list[Record], 
                 for name, of in known.items()
                 if of is not None and (value := of(record)) is not None
             }
-            seen.samples.append(Sample(arm, prompt, repeat, figures))
+            seen.samples.append(Sample(arm, prompt, repeat, figures, record))
         elif experiment.kind == "trace":
             for layer, figures in enumerate(executor.routing(record)):
                 seen.samples.append(Sample(arm, prompt, repeat * _LAYERS + layer, figures))
@@ -153,7 +165,7 @@ def _observe(experiment: Experiment, executor: Executor, records: list[Record], 
 
 def _probe(experiment: Experiment, executor: Executor, quick: bool, seen: _Seen) -> None:
     spec = experiment.quick_probe if quick else experiment.probe
-    shots, reasons = executor.probed(spec, experiment.claims)
+    shots, reasons = executor.probed(experiment.name, spec, experiment.claims)
     for case, rounds in shots.items():
         seen.samples += [Sample(case, "", number, figures) for number, figures in enumerate(rounds)]
     seen.left_out |= reasons

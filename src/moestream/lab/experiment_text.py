@@ -8,7 +8,7 @@ from typing import Any
 from moestream.lab.experiment import KINDS, Experiment
 from moestream.lab.experiment_figures import FIGURES
 from moestream.lab.experiment_plan import file_seconds, not_shared, seconds
-from moestream.lab.verdicts import AGREES, CANNOT_TELL, DISAGREES, shown
+from moestream.lab.verdicts import AGREES, CANNOT_TELL, DISAGREES, NOISE, shown
 
 _HEADER = """\
 # Experiments
@@ -18,8 +18,12 @@ the package; `moestream lab run NAME` runs it and ends in `agrees`, `disagrees` 
 by side. `all` runs every one.
 
 A claim agrees when the whole interval of what was seen lies within its bounds, disagrees when the whole interval lies
-outside, and else nothing can be told; times are never known better than 6 %. An experiment agrees when all its claims
-do, and disagrees when one does. Ratios are of two arms' runs of the same prompt and round."""
+outside, and else nothing can be told; times are never known better than 6 %, nor
+better than repeats of one run show. An experiment agrees when all its claims
+do, and disagrees when one does. Ratios are of two arms' runs of the same prompt and round; of
+tokens a second, over the steps that both made.
+
+A file of your own is run by its name: `moestream lab run my.toml`."""
 
 
 def minutes(value_s: float) -> str:
@@ -86,6 +90,7 @@ def claim_line(claim: Mapping[str, Any]) -> str:
     of = f"`{claim['of']}`" + (f" over `{claim['over']}`" if claim["over"] is not None else "")
     of += f" on {claim['prompt']}" if claim["prompt"] is not None else ""
     found = "" if claim["found"] is None else f" (the source: {shown(claim['found'], unit)})"
+    of += f", the one of more {claim['larger']} above," if claim["larger"] is not None else ""
     return f"{claim['says']}: {claim['figure']} of {of} {expected(claim)}{found}"
 
 
@@ -111,6 +116,10 @@ def outcome_lines(outcome: Mapping[str, Any]) -> list[str]:
     for arm, reason in outcome["left_out"].items():
         lines.append(f"left out: {arm}: {reason}")
     lines += [f"not counted: {text}" for text in outcome["not_counted"]]
+    for doubt in outcome.get("doubts") or ():
+        lines += [f"doubt: {doubt['kind']}: {doubt['text']}", f"      {doubt['next']}"]
+    if outcome.get("noise", NOISE) > NOISE:
+        lines.append(f"repeats of one run differ by {outcome['noise']:.0%}: no time is known better")
     if outcome.get("failed"):
         lines.append(f"failed: {outcome['failed']}")
     for claim in outcome["claims"]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
+import shlex
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,9 +16,10 @@ from typing import Any
 from moestream.box import Box, Cage
 from moestream.errors import MoestreamError, UsageError
 from moestream.lab import files
+from moestream.lab.bench_doubts import Typed
 from moestream.lab.bench_journal import SETUP, open_journal
 from moestream.lab.bench_progress import Display, duration
-from moestream.lab.execute import BoxExecutor
+from moestream.lab.execute import BoxExecutor, origin
 from moestream.lab.experiment import Experiment
 from moestream.lab.experiment_plan import Job, Sizes, file_seconds, jobs, steps
 from moestream.lab.experiment_progress import Progress
@@ -33,7 +36,7 @@ Outcome = dict[str, Any]
 
 @dataclass(frozen=True)
 class Asked:
-    """What ``lab run`` was told."""
+    """What ``lab run`` was told. ``typed``: the model as it was named."""
 
     model: Model
     cap_bytes: int | None
@@ -41,10 +44,22 @@ class Asked:
     out: Path | None
     resume: bool
     force: bool
+    typed: str = "demo"
 
     @property
     def sizes(self) -> Sizes:
         return Sizes(self.model.bytes, self.model.expert_bytes, self.model.demand_bytes_per_token)
+
+    def again(self, one: Experiment) -> str:
+        """What makes one experiment again, but for its directory; without where on this machine things are."""
+        words = ["moestream", "lab", "run", Path(one.file).name or one.name, "--model", Path(self.typed).name]
+        words += ["--ram", str(self.cap_bytes)] if self.cap_bytes is not None else []
+        return shlex.join(words + (["--quick"] if self.quick else []))
+
+    def typed_of(self, one: Experiment, place: Path) -> Typed:
+        """What doubts about one experiment say to type."""
+        again = f"{self.again(one)} --out {shlex.quote(place.name)}"
+        return Typed(again, shlex.quote(Path(self.typed).name), shlex.quote(self.model.paths[0].name))
 
     def jobs(self, one: Experiment) -> list[Job]:
         if one.kind == "probe":
@@ -64,6 +79,7 @@ def run_all(
     disk has no room for the files that are needed, or a directory holds something else."""
     if asked.resume and asked.out is None:
         raise UsageError("--resume goes on with what --out holds: name it")
+    _check_names(chosen)
     kinds = [kind for one in chosen for kind in one.files]
     copies = any(arm.mechanism.startswith("shared") for one in chosen for arm in one.arms)
     files.check_room(asked.model, kinds, int(copies))
@@ -80,6 +96,15 @@ def run_all(
             tell(outcome)
     show.note(f"records and verdicts: {out}")
     return outcomes
+
+
+def _check_names(chosen: Sequence[Experiment]) -> None:
+    """UsageError where two would share a directory."""
+    for number, one in enumerate(chosen):
+        if one.name in {other.name for other in chosen[:number]}:
+            raise UsageError(
+                f"two experiments are called {one.name}: rename {one.file or 'one of the files'}"
+            )
 
 
 class _Session:
@@ -149,6 +174,7 @@ class _Session:
             cap_bytes=asked.cap_bytes,
             earlier=earlier,
             watch=self._progress,
+            typed=asked.typed_of(one, place),
         )
         if order:
             self._shared.add(place, order)
@@ -178,6 +204,7 @@ class _Session:
             "quick": asked.quick,
             "cap_bytes": asked.cap_bytes,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            **({"file": Path(one.file).name, "sha256": _digest(one)} if one.file else {}),
             **self._what_and_where(),
         }
         if asked.force and begun:
@@ -194,7 +221,13 @@ class _Session:
         }
 
     def _kept(self, one: Experiment, outcome: Outcome) -> Outcome:
-        outcome = {**outcome, **self._what_and_where()}
-        if self._places[one.name].is_dir():
-            write_json(self._places[one.name] / VERDICT, outcome)
+        place = self._places[one.name]
+        outcome = {**outcome, **origin(self._asked.model, place), **self._what_and_where()}
+        if place.is_dir():
+            write_json(place / VERDICT, outcome)
         return outcome
+
+
+def _digest(one: Experiment) -> str:
+    """Of what a user's file says: one that was changed is another experiment, and its runs do not go on."""
+    return hashlib.sha256(repr(one).encode()).hexdigest()

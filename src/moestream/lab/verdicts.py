@@ -13,12 +13,15 @@ from typing import Any
 
 from moestream.lab.experiment import Claim
 from moestream.lab.experiment_figures import FIGURES
-from moestream.lab.statistics import bootstrap_mean
+from moestream.lab.statistics import bootstrap_mean, ratios
 from moestream.units import format_bytes
 
 AGREES, DISAGREES, CANNOT_TELL = "agrees", "disagrees", "cannot tell"
-#: Two equal arms differ by this much (measured by others on a quiet box as 6 %): no timed figure is known better.
+#: Two equal arms differ by this much (measured by others on a quiet box as 6 %): no timed figure is known better, and
+#: not better than an experiment's own repeats show.
 NOISE = 0.06
+#: The figure that is compared over the steps that both arms made.
+RATE = "tok_per_s"
 #: A timed figure of fewer values says nothing.
 FEWEST_TIMED = 2
 #: Fewer values than this have a range; more, a bootstrap interval of their mean.
@@ -28,12 +31,13 @@ FEWEST_BOOTSTRAP = 5
 @dataclass(frozen=True)
 class Sample:
     """One observation: ``arm`` as claims name it; ``prompt`` and ``round`` (or layer) pair it with other arms';
-    ``figures`` by name, what is not known left out."""
+    ``figures`` by name, what is not known left out. ``record``: of the run it was seen in."""
 
     arm: str
     prompt: str
     round: int
     figures: Mapping[str, float]
+    record: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,19 +65,20 @@ class Judged:
         return {**asdict(self.claim), "word": self.word, "seen": interval, "why": self.why}
 
 
-def judge(claim: Claim, samples: Sequence[Sample]) -> Judged:
-    """Compare a claim with what was seen."""
+def judge(claim: Claim, samples: Sequence[Sample], noise: float = NOISE) -> Judged:
+    """Compare a claim with what was seen. ``noise``: no timed figure is known better than that, as a share."""
     timed = FIGURES[claim.figure].timed
     values = seen(claim, samples)
     if not values:
-        lacking = [arm for arm in claim.arms if not _of_arm(arm, claim, samples)]
+        mine = _asked_for(claim, samples)
+        lacking = [arm for arm in claim.arms if not _by_pair(arm, claim.figure, mine)]
         what = (
             f"no valid value of {' or of '.join(lacking)}"
             if lacking
             else "no two values that belong together"
         )
         return Judged(claim, CANNOT_TELL, None, what)
-    made = interval(values, ratio=claim.over is not None, noise=NOISE if timed else 0.0)
+    made = interval(values, ratio=claim.over is not None, noise=noise if timed else 0.0)
     if timed and len(values) < FEWEST_TIMED:
         return Judged(
             claim, CANNOT_TELL, made, f"{len(values)} value of a time: {FEWEST_TIMED} or more are needed"
@@ -99,11 +104,35 @@ def overall(judged: Sequence[Judged]) -> str:
 
 def seen(claim: Claim, samples: Sequence[Sample]) -> list[float]:
     """The claim's values: the figure's, or ratios of two arms' figures of the same prompt and round."""
-    ours = _of_arm(claim.of, claim, samples)
+    mine = _asked_for(claim, samples)
     if claim.over is None:
-        return list(ours.values())
-    theirs = _of_arm(claim.over, claim, samples)
+        return list(_by_pair(claim.of, claim.figure, mine).values())
+    above, below = _ordered(claim, claim.over, mine)
+    if claim.figure == RATE and (pairs := _over_common_steps(above, below, mine)):
+        return pairs
+    ours, theirs = (_by_pair(arm, claim.figure, mine) for arm in (above, below))
     return [ours[pair] / theirs[pair] for pair in ours if theirs.get(pair)]
+
+
+def _asked_for(claim: Claim, samples: Sequence[Sample]) -> list[Sample]:
+    return [sample for sample in samples if claim.prompt is None or sample.prompt == claim.prompt]
+
+
+def _ordered(claim: Claim, over: str, samples: Sequence[Sample]) -> tuple[str, str]:
+    """The arm that stands above, and the other: as the claim names them, or the one with more of ``larger`` first."""
+    if claim.larger is None:
+        return claim.of, over
+    sizes = [sum(_by_pair(arm, claim.larger, samples).values()) for arm in (claim.of, over)]
+    return (claim.of, over) if sizes[0] >= sizes[1] else (over, claim.of)
+
+
+def _over_common_steps(above: str, below: str, samples: Sequence[Sample]) -> list[float]:
+    """Ratios of two arms' rates over the steps that both made, as the bench compares them; [] without records."""
+    ours, theirs = (
+        [dict(one.record) for one in samples if one.arm == arm and one.record is not None]
+        for arm in (above, below)
+    )
+    return ratios(ours, theirs)
 
 
 def interval(values: Sequence[float], *, ratio: bool, noise: float) -> Interval:
@@ -120,13 +149,12 @@ def interval(values: Sequence[float], *, ratio: bool, noise: float) -> Interval:
     return Interval(mean, low - abs(low) * noise, high + abs(high) * noise, len(values))
 
 
-def _of_arm(arm: str, claim: Claim, samples: Sequence[Sample]) -> dict[tuple[str, int], float]:
+def _by_pair(arm: str, figure: str, samples: Sequence[Sample]) -> dict[tuple[str, int], float]:
+    """The arm's values of a figure, by what pairs them with another arm's."""
     return {
-        (sample.prompt, sample.round): sample.figures[claim.figure]
+        (sample.prompt, sample.round): sample.figures[figure]
         for sample in samples
-        if sample.arm == arm
-        and claim.figure in sample.figures
-        and (claim.prompt is None or sample.prompt == claim.prompt)
+        if sample.arm == arm and figure in sample.figures
     }
 
 
