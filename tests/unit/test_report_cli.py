@@ -169,8 +169,8 @@ def test_json_holds_what_the_tables_show(tmp_path: Path, capfd: pytest.CaptureFi
     (group,) = found["groups"]
     arms = {arm["name"]: arm for arm in group["arms"]}
     assert arms["default"]["against_stock"]["value"] == pytest.approx(20)
-    assert arms["default"]["bytes_per_token"] == {"read": 25_000_000, "asked": 25_000_000}
-    assert arms["stock"]["bytes_per_token"] == {"read": 80_000_000, "asked": None}
+    assert arms["default"]["bytes_per_token"] == {"read": 25_000_000, "asked": 25_000_000, "wasted": None}
+    assert arms["stock"]["bytes_per_token"] == {"read": 80_000_000, "asked": None, "wasted": None}
     assert group["ceilings"]["compute_s"] == pytest.approx(0.02)
     assert group["box"]["kernel"] == "6.1"
     assert "paths" not in group["model"]

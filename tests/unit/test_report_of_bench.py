@@ -32,7 +32,13 @@ def test_arms_figures_ceilings_and_doubts_are_the_same(tmp_path: Path) -> None:
     def ms(arm: Arm, number: int) -> float:
         return 100.0 + 7 * number + 900 * arm.is_stock
 
-    said = a_bench(tmp_path / "out", Mock(ms))
+    def spend(arm: Arm, number: int, ending: Any, document: dict[str, Any]) -> dict[str, Any]:
+        ending["conditions"]["energy_j"] = 10.0 + number
+        ending["cage_anon_peak_bytes"] = 500_000_000 + number * 1_000_000 if arm.cap_bytes else None
+        document["decode"]["speculative"]["wasted_bytes"] = 1000 * number
+        return document
+
+    said = a_bench(tmp_path / "out", Mock(ms, spend))
     (group,) = document(summarize([read_results(tmp_path / "out")]), [None], [])["groups"]
     assert [arm["name"] for arm in group["arms"]] == [arm["key"] for arm in said["arms"]]
     assert group["ceilings"]["compute_s"] == pytest.approx(said["ceilings"]["compute_s"])
@@ -41,7 +47,9 @@ def test_arms_figures_ceilings_and_doubts_are_the_same(tmp_path: Path) -> None:
     for ours, theirs in zip(group["arms"], said["arms"], strict=True):
         assert ours["tok_per_s"] == theirs["tok_per_s"]
         assert ours["p95_s"] == pytest.approx(theirs["p95_ms"] / 1e3)
-        assert ours["bytes_per_token"].items() <= theirs["bytes_per_token"].items()
+        assert ours["bytes_per_token"] == theirs["bytes_per_token"]
+        for name in ("majflt", "minflt", "energy_j_per_token"):
+            assert ours[name] == theirs[name] is not None, name
         assert ours["floor_s"] == pytest.approx(theirs["floor_s"])
         assert ours["peak_bytes"] == theirs["peak_bytes"]
         assert ours["cpu_s_per_token"] == theirs["cpu_s_per_token"]

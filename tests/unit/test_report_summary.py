@@ -13,7 +13,7 @@ from moestream.errors import RefusedError
 from moestream.reports import Group, read_results, summarize
 from moestream.reports.figures import estimate, split
 from moestream.reports.summary import Arm, paired, short
-from moestream.reports.tables import comparison, excluded_table, headline, speed_table, work_table
+from moestream.reports.tables import comparison, cost_table, excluded_table, headline, speed_table, work_table
 from moestream.reports.text import print_report
 from report_records import BOX, DEFAULT, MODEL, OTHER_BOX, a_bench, failed, run, save
 
@@ -175,6 +175,29 @@ def test_the_first_of_two_that_are_close_is_not_called_faster(tmp_path: Path) ->
     assert "no difference shown" in headline(single)[0]
 
 
+def test_a_peak_is_the_most_of_all_runs(tmp_path: Path) -> None:
+    records = [run(cage_anon_peak_bytes=size) for size in (700_000_000, 900_000_000, 800_000_000)]
+    (group,) = groups_of(tmp_path / "a", records)
+    assert group.arms[0].peak_bytes == 900_000_000
+    table = cost_table(group)
+    assert dict(zip(table.columns, table.rows[0], strict=True))["peak MB"] == "900"
+
+
+def test_energy_faults_and_waste_are_told_where_they_were_counted(tmp_path: Path) -> None:
+    record = run(conditions={"energy_j": 20.0})
+    decode = record["document"]["decode"]
+    decode.update(minflt=8, speculative={"issued": 2, "used": 1, "wasted_bytes": 6_000_000})
+    told, silent = groups_of(tmp_path / "a", [record])[0], groups_of(tmp_path / "b", [run()])[0]
+
+    def cells(group: Group) -> dict[str, str]:
+        tables = (work_table(group), cost_table(group))
+        return {name: cell for t in tables for name, cell in zip(t.columns, t.rows[0], strict=True)}
+
+    # Four steps; five tokens were made.
+    assert [cells(told)[name] for name in ("MB wasted", "minor faults", "joules")] == ["1.5", "2", "4.00"]
+    assert [cells(silent)[name] for name in ("MB wasted", "minor faults", "joules")] == ["-", "-", "-"]
+
+
 def test_where_no_route_was_seen_nothing_is_called_a_stall() -> None:
     stock = run("stock")
     stock["document"]["decode"]["stall_s"] = 0.1
@@ -219,7 +242,7 @@ def test_a_narrow_terminal_loses_no_figure(
     out = Terminal()
     print_report(groups, [None], [], out)
     words = out.getvalue().split()
-    for table in (speed_table(groups[0]), work_table(groups[0])):
+    for table in (speed_table(groups[0]), work_table(groups[0]), cost_table(groups[0])):
         for row in table.rows:
             for cell in row[table.heads :]:
                 assert all(word in words for word in cell.split()), cell

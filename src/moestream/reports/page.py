@@ -72,6 +72,7 @@ def _group(group: Group, routing: Routing | None, number: int, alone: bool) -> l
     if group.runs:
         parts.append(_picture(plots.time_split(group, f"{name}-split")))
     parts.append(_card(table_html(tables.work_table(group))))
+    parts.append(_card(table_html(tables.cost_table(group))))
     for at, cap in enumerate(group.caps):
         parts.append(_picture(plots.series(group, cap, f"{name}-tokens-{at}")))
     if routing is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from moestream.errors import RefusedError
 from moestream.lab import statistics
 from moestream.lab.bench_doubts import Doubt, doubts
-from moestream.lab.bench_figures import Figure, cpu_per_token, floor_s, median
+from moestream.lab.bench_figures import Figure, cpu_per_token, floor_s, held_bytes, median
 from moestream.reports import figures
 from moestream.reports.figures import Estimate, Split, estimate
 from moestream.reports.records import STOCK, BoxName, Record, Results, box_names
@@ -50,6 +50,12 @@ class Arm:
     def of(self, figure: Figure) -> float | None:
         """The median of a figure over the valid runs."""
         return median(figure(record) for record in self.runs)
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """The most that any valid run held, as a bench's summary has it: a peak is what must fit."""
+        held = [held_bytes(record) for record in self.runs]
+        return max((value for value in held if value is not None), default=None)
 
     @property
     def floor_share(self) -> float | None:

@@ -109,7 +109,7 @@ def _lengths(group: Group) -> list[str]:
 
 
 def work_table(group: Group) -> Table:
-    """What each arm read and spent for a token."""
+    """What each arm read for a token, and what it waited for."""
     rows = []
     for arm in _ran(group):
         split = arm.split
@@ -120,24 +120,43 @@ def work_table(group: Group) -> Table:
                 share(arm.of(bench_figures.hit_rate)),
                 megabytes(arm.of(bench_figures.bytes_per_token)),
                 megabytes(arm.of(bench_figures.asked_per_token)),
+                megabytes(arm.of(figures.wasted_per_token)),
                 number(split.stall_s if split else None, 1, 1e3),
                 number(split.compute_s if split else None, 1, 1e3),
                 number(split.memory_work_s if split else None, 1, 1e3),
-                number(arm.of(bench_figures.per_token("majflt")), 0),
-                number(arm.of(bench_figures.cpu_per_token), 0, 1e3),
-                number(cpu_s_per_gb(arm, group.ceilings), 2),
-                number(arm.of(bench_figures.held_bytes), 0, 1e-6),
             )
         )
     columns = (
-        "cap", "mechanism", "hits", "MB read", "MB asked", "stall ms", "compute ms", "memory work ms",
-        "major faults", "CPU ms", "CPU s/GB", "peak MB",
+        "cap", "mechanism", "hits", "MB read", "MB asked", "MB wasted", "stall ms", "compute ms", "memory work ms",
     )  # fmt: skip
     notes = (
         "A decoded token's share of each. hits: routed experts that were in memory. read: from the device, by the "
-        "kernel's account where that moves. asked: by the engine, whether cached or not. Where no route is seen, "
-        "waiting for page faults is in compute. CPU s/GB: beyond a token's with everything in memory, a GB read. "
-        "peak: memory the kernel could not take back.",
+        "kernel's account where that moves. asked: by the engine, whether cached or not; wasted: of that, read early "
+        "and for nothing. Where no route is seen, waiting for page faults is in compute.",
+    )
+    return Table("What a token reads and waits for", columns, tuple(rows), notes=notes)
+
+
+def cost_table(group: Group) -> Table:
+    """What each arm spent of the machine."""
+    rows = [
+        (
+            cap_text(arm.cap_bytes),
+            name_of(arm),
+            number(arm.of(bench_figures.per_token("majflt")), 0),
+            number(arm.of(bench_figures.per_token("minflt")), 0),
+            number(arm.of(bench_figures.cpu_per_token), 0, 1e3),
+            number(cpu_s_per_gb(arm, group.ceilings), 2),
+            number(arm.of(figures.energy_per_token), 2),
+            number(arm.peak_bytes, 0, 1e-6),
+        )
+        for arm in _ran(group)
+    ]
+    columns = ("cap", "mechanism", "major faults", "minor faults", "CPU ms", "CPU s/GB", "joules", "peak MB")
+    notes = (
+        "Faults and CPU: a decoded token's share. CPU s/GB: beyond a token's with everything in memory, a GB read. "
+        "joules: of the processor packages over the whole run, a token made; none where the box does not tell. peak: "
+        "the most memory that the kernel could not take back, of all runs.",
     )
     return Table("What a token costs", columns, tuple(rows), notes=notes)
 

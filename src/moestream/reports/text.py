@@ -19,7 +19,9 @@ _PIPED_WIDTH = 160
 
 def sections(group: Group, routing: Routing | None) -> list[Table]:
     """A group's tables in the order of reading."""
-    found = [tables.box_table(group), tables.speed_table(group), tables.work_table(group)]
+    found = [
+        make(group) for make in (tables.box_table, tables.speed_table, tables.work_table, tables.cost_table)
+    ]
     excluded = tables.excluded_table(group)
     found += [curve_table(routing)] if routing is not None else []
     return [*found, excluded] if excluded is not None else found
