@@ -151,7 +151,7 @@ void bind_engine(nb::module_& m) {
             [](Engine* self, const std::vector<ShardRow>& shards, const std::vector<TensorRow>& tensors,
                const std::vector<int32_t>& layers, const std::vector<bool>& optional_banks, std::string libllama,
                std::string store, std::string reader, std::string policy, std::string predictor, std::string dense,
-               bool direct, std::string advice, std::string pages, uint64_t alignment, bool huge,
+               bool direct, bool keep_cached, std::string advice, std::string pages, uint64_t alignment, bool huge,
                std::string copy_dir, nb::object seeds, bool interpose,
                std::function<void(const std::string&)> fallback, std::function<void(uint64_t, uint64_t)> progress) {
                 EngineOptions options;
@@ -165,6 +165,7 @@ void bind_engine(nb::module_& m) {
                 store_options.policy = std::move(policy);
                 store_options.dense = std::move(dense);
                 store_options.direct = direct;
+                store_options.keep_cached = keep_cached;
                 store_options.advice = std::move(advice);
                 store_options.pages = std::move(pages);
                 store_options.alignment = alignment;
@@ -178,7 +179,7 @@ void bind_engine(nb::module_& m) {
             },
             nb::kw_only(), nb::arg("shards"), nb::arg("tensors"), nb::arg("layers"), nb::arg("optional_banks"),
             nb::arg("libllama"), nb::arg("store"), nb::arg("reader"), nb::arg("policy"), nb::arg("predictor"),
-            nb::arg("dense"), nb::arg("direct"), nb::arg("advice") = "normal", nb::arg("pages") = "recycle",
+            nb::arg("dense"), nb::arg("direct"), nb::arg("keep_cached") = false, nb::arg("advice") = "normal", nb::arg("pages") = "recycle",
             nb::arg("alignment") = kPage, nb::arg("huge") = false,
             nb::arg("copy_dir") = "", nb::arg("seeds") = nb::none(), nb::arg("interpose"), nb::arg("fallback"), nb::arg("progress"))
         .def("begin_load", &Engine::begin_load)

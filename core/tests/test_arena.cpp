@@ -1,5 +1,7 @@
 // The arena against a small file: after any routes every slab a matmul would read holds the file's bytes, and so does
 // everything that never moves; what was read is what was missed. And the page arithmetic against marking every byte.
+#include <sys/mman.h>
+
 #include "store_fixture.h"
 
 using namespace moestream;
@@ -98,6 +100,52 @@ void test_a_route_wider_than_the_budget() {
     CHECK(arena.layer(0, {0, 1, 2, 3, 4}, 0, {}));
 }
 
+// Of a shard's pages [begin, end) those that the page cache holds.
+uint64_t cached_pages(const std::string& path, uint64_t begin, uint64_t end) {
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    void* mapped = mmap(nullptr, end - begin, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin));
+    close(fd);
+    std::vector<unsigned char> pages((end - begin) / kPage);
+    CHECK_EQ(mincore(mapped, end - begin, pages.data()), 0);
+    munmap(mapped, end - begin);
+    return static_cast<uint64_t>(std::count_if(pages.begin(), pages.end(), [](auto page) { return page & 1; }));
+}
+
+// Written back and dropped; false on a file system of memory, which keeps everything.
+bool cold(const NamedFile& file) {
+    const int fd = open(file.path.c_str(), O_RDWR | O_CLOEXEC);
+    CHECK_EQ(fsync(fd), 0);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+    return cached_pages(file.path, 0, file.contents.size() / kPage * kPage) == 0;
+}
+
+// What was read stays in the page cache if that is asked for, and what was not read is not brought along.
+void test_what_stays_in_the_page_cache(const std::string& reader) {
+    for (const bool keep : {false, true}) {
+        const Model model;
+        if (!cold(model.first) || !cold(model.second)) return;
+        auto options = options_of(reader, "lru", false);
+        options.keep_cached = keep;
+        Opened arena(model, "arena", options, {5, 4});
+        const Geometry geometry(arena.index);
+        const auto cached = [&](uint32_t id) {
+            const uint64_t begin = geometry.movable_offset(6, id);
+            return cached_pages(model.second.path, begin, begin + geometry.movable_bytes(6));
+        };
+        CHECK(arena.layer(2, {0, 5}, 0, {}));
+        CHECK(arena.resident_is_right());
+        const uint64_t whole = geometry.movable_bytes(6) / kPage;
+        CHECK_EQ(cached(0), keep ? whole : 0u);
+        CHECK_EQ(cached(5), keep ? whole : 0u);
+        if (keep) CHECK_EQ(cached(2), 0u);
+        const auto engaged = arena.store->engagement();
+        const auto left = engaged.find("slabs left in the page cache");
+        CHECK_EQ(left != engaged.end(), keep);
+        if (keep) CHECK_EQ(left->second, 4u);
+    }
+}
+
 // The file loses its end while the model runs, and gets it back.
 void test_a_file_that_ends_early(const std::string& reader, bool direct) {
     const Model model;
@@ -141,6 +189,7 @@ int main() {
         test_random_routes(reader, "lru", false, true);
         test_a_file_that_ends_early(reader, true);
         test_a_file_that_ends_early(reader, false);
+        test_what_stays_in_the_page_cache(reader);
     }
     test_everything_fits();
     test_a_route_wider_than_the_budget();

@@ -158,6 +158,7 @@ DENSE = {
 VARIANTS = {
     "direct": Member("O_DIRECT reads", OLMOE, needs=("o_direct",)),
     "buffered": Member("reads through the page cache, dropped after", MACOS),
+    "cached": Member("reads through the page cache, which keeps what it can of them", MACOS),
     "recycle": Member("an evicted expert's pages are moved by mremap", HERE, needs=("mremap",)),
     "fresh": Member("an evicted expert's pages are dropped, new ones faulted in by the read", ENGINES),
     "populate": Member("as fresh, populated before the read", ENGINES, needs=("populate",)),
@@ -176,7 +177,7 @@ _ALIGNMENT = ("align4k", "align16k", "align2m")
 GROUPS = {
     "resident": (),
     "mapped": (("normal", "random", "sequential"), _ALIGNMENT, ("", "huge")),
-    "arena": (("direct", "buffered"), ("recycle", "fresh", "populate", "thp"), _ALIGNMENT),
+    "arena": (("direct", "buffered", "cached"), ("recycle", "fresh", "populate", "thp"), _ALIGNMENT),
     "cow": (("direct", "buffered"), _ALIGNMENT, ("", "huge")),
     "shared": (("direct", "buffered"), _ALIGNMENT, ("", "huge")),
 }

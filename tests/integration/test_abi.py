@@ -94,3 +94,22 @@ def test_buffered_reads_leave_nothing_in_the_page_cache(tiny: Callable[..., Path
     assert read > 0
     # A read-ahead may still land behind the last drop.
     assert cached < read / 2
+
+
+def test_cached_reads_stay_in_the_page_cache(tiny: Callable[..., Path]) -> None:
+    """Every slab that was read, once, and of the dense bytes nothing but the pages a slab has a part of."""
+    from moestream.box.page_cache import cached_bytes, drop
+
+    path = tiny("olmoe")
+    drop([path])
+    with moestream.Llama(path, ram="1GB", mechanism="arena/cached", n_ctx=128) as llm:
+        loaded = cached_bytes([path])
+        llm.create_completion("a", max_tokens=8, temperature=0.0)
+        since = llm.stats()["since_load"]
+        read = since["prefill"]["bytes_read"] + since["decode"]["bytes_read"]
+        slabs = llm._engine.engagement["slabs left in the page cache"]
+        cached = cached_bytes([path])
+    if cached is None or loaded is None:
+        pytest.skip("this kernel does not say what of a file is cached")
+    assert slabs > 0 and read > 0
+    assert read <= cached <= read + loaded

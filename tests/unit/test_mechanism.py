@@ -113,6 +113,8 @@ def test_parts_come_in_any_order(mechanism: Mechanism, random: object) -> None:
         ("mapped+willneed+pread+anon", "mapped+pread+willneed+none+none+anon"),
         ("resident+sync", "resident+sync+none+none+anon"),
         ("arena/recycle/align4k", "arena+uring:8+lfu-adapt+none+anon"),
+        ("arena/cached", "arena/cached+uring:8+lfu-adapt+none+anon"),
+        ("arena/thp/cached+sync", "arena/cached/thp+sync+lfu-adapt+none+anon"),
         ("arena/align2m/thp/buffered", "arena/buffered/thp/align2m+uring:8+lfu-adapt+none+anon"),
         ("arena+uring:8x1", "arena+uring:8+lfu-adapt+none+anon"),
         ("arena+threads:2x4", "arena+threads:2x4+lfu-adapt+none+anon"),

@@ -37,6 +37,7 @@ struct StoreOptions {
     std::string policy;  // "lru", "lfu-decay:16", ...
     std::string dense;   // "mapped", "mlock", "anon"
     bool direct = true;  // O_DIRECT where the file system takes it
+    bool keep_cached = false;  // without `direct`: slabs that were read stay in the page cache
     std::string advice = "normal";  // `mapped`: what the kernel is told of the slabs' mapping: normal, random, sequential
     std::string pages = "recycle";  // `arena`: where pages come from: recycle, fresh, populate, thp
     uint64_t alignment = kPage;     // of what is read into (scratch, staging, the region modulo this), bytes

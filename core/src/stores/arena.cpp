@@ -68,6 +68,7 @@ class ArenaStore : public ShardedStore {
     std::vector<RoutedExpert> routed_;               // the current route's experts
     uint32_t routed_bank_ = kNone;
     size_t demand_in_flight_ = 0;
+    uint64_t slabs_read_ = 0;
     bool restore_ = false;
     bool drops_ = false;  // the policy lets experts go after their use
 };
@@ -152,6 +153,7 @@ void ArenaStore::take(const Completion& completion) {
         if (recorder_ != nullptr) recorder_->ready(expert, slot, completion.ready_ns);
         state_[completion.tag] = SlabState::present;
         forget_cached(bank_of(expert).tensors[slot], index_.id_of(expert));
+        ++slabs_read_;
         return;
     }
     state_[completion.tag] = SlabState::absent;
@@ -352,6 +354,7 @@ void ArenaStore::clear_failure() {
 std::map<std::string, uint64_t> ArenaStore::engagement() const {
     auto counts = source_->counts();
     counts["pieces read"] = reader_->counters().pieces;
+    if (options_.keep_cached) counts["slabs left in the page cache"] = slabs_read_;
     return counts;
 }
 

@@ -54,6 +54,8 @@ void ShardedStore::open_shards(bool direct) {
         region.buffered_fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
         if (region.buffered_fd < 0) throw Error(ErrorKind::refused, path + ": " + std::strerror(errno));
         region.fd = region.buffered_fd;
+        // What is kept takes memory: no more than the slabs that were asked for.
+        if (options_.keep_cached) posix_fadvise(region.buffered_fd, 0, 0, POSIX_FADV_RANDOM);
         if (!direct) continue;
         const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
         if (fd >= 0 && reads_directly(fd, region.bytes)) {
@@ -113,7 +115,7 @@ void ShardedStore::fail_read(uint32_t expert, uint32_t slot, const Completion& c
 
 void ShardedStore::forget_cached(uint32_t tensor, uint32_t id) const {
     const auto& region = regions_[index_.tensors()[tensor].shard];
-    if (region.fd != region.buffered_fd) return;
+    if (region.fd != region.buffered_fd || options_.keep_cached) return;
     posix_fadvise(region.fd, static_cast<off_t>(geometry_.movable_offset(tensor, id)),
                   static_cast<off_t>(geometry_.movable_bytes(tensor)), POSIX_FADV_DONTNEED);
 }
@@ -210,7 +212,20 @@ void ShardedStore::read_resident(Reader& reader) {
         for (const auto& range : resident(s)) read_range(reader, s, range);
         drain(reader, 0);
         region.loaded = true;
-        if (region.fd == region.buffered_fd) posix_fadvise(region.fd, 0, 0, POSIX_FADV_DONTNEED);
+        if (region.fd == region.buffered_fd) forget_load(s);
+    }
+}
+
+// Of a load. Where slabs may stay, those that were cached before stay too.
+void ShardedStore::forget_load(uint32_t shard) const {
+    const int fd = regions_[shard].fd;
+    if (!options_.keep_cached) {
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        return;
+    }
+    for (const auto& range : resident(shard)) {
+        posix_fadvise(fd, static_cast<off_t>(range.begin), static_cast<off_t>(range.end - range.begin),
+                      POSIX_FADV_DONTNEED);
     }
 }
 

@@ -52,8 +52,10 @@ class ShardedStore : public Store {
     // A route that is wider than its part's budget.
     void refuse_width(const ExpertCache& cache, uint32_t bank, size_t experts);
     void fail_read(uint32_t expert, uint32_t slot, const Completion& completion);
-    // A buffered read leaves its bytes in the page cache too, where they would only take memory from experts.
+    // A buffered read leaves its bytes in the page cache too, where they would only take memory from experts: they are
+    // dropped, but for slabs with `keep_cached`.
     void forget_cached(uint32_t tensor, uint32_t id) const;
+    void forget_load(uint32_t shard) const;
     void open_shards(bool direct);
     // The shard's ranges that never move, within what is mapped of it.
     std::vector<Geometry::Range> resident(uint32_t shard) const;
