@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from moestream.errors import RefusedError, UsageError
 from moestream.lab import validity
 from moestream.lab.bench_arms import Arm
 from moestream.lab.bench_doubts import Typed
+from moestream.lab.bench_figures import bytes_per_token
 from moestream.lab.bench_journal import drop_torn_line, open_journal, read_runs
 from moestream.lab.bench_paths import without_paths
 from moestream.lab.bench_session import Asked, conclude, make_runs
@@ -73,6 +75,7 @@ def test_a_quiet_benchmark_is_exact_and_without_doubt(tmp_path: Path) -> None:
     assert arm(summary, "default")["floor_share"] == pytest.approx(0.5)
     assert arm(summary, "default")["hit_rate"] == 0.5
     assert arm(summary, "stock")["bytes_per_token"] == {"read": 20_000_000, "asked": None, "wasted": None}
+    assert arm(summary, "stock")["read_source"] == "process"
     assert kinds(summary) == []
     assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
 
@@ -340,6 +343,64 @@ def test_what_is_told_on_the_terminal_can_be_typed_there(tmp_path: Path) -> None
     told = report(as_typed(summary, read_runs(out / "runs.jsonl"), typed))
     assert f"next: {typed.again} --resume --repeats 4\n" in told
     assert str(tmp_path) not in (out / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("accounts", "source", "read"),
+    [
+        # 5 MB a token by the account that moves; each of 16 steps makes one.
+        ({"process": 80_000_000, "device": 99_000_000}, "process", 20_000_000),  # as the phase has it
+        ({"process": 0, "cgroup": 80_000_000, "device": 160_000_000}, "cgroup", 5_000_000),
+        ({"process": 0, "cgroup": 0, "device": 80_000_000}, "device", 5_000_000),
+        ({"device": 80_000_000}, "device", 5_000_000),
+        # Less than anybody may have read meanwhile tells nothing, and a mapped arm's own account neither.
+        ({"process": 0, "device": 1 << 20}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_where_the_processes_account_does_not_move_the_next_is_named(
+    tmp_path: Path, accounts: dict[str, int], source: str | None, read: int | None
+) -> None:
+    def counted(one: Arm, number: int, ending: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+        moves = bool(accounts.get("process"))
+        made["load"] = {"read_bytes_os": 0}
+        made["prefill"]["read_bytes_os"] = 0
+        made["decode"]["read_bytes_os"] *= moves
+        made["read_accounts"] = {"load": {}, "prefill": {}, "decode": accounts}
+        return made
+
+    record = run_arm(setup(tmp_path), SLOW, "one", executor=Mock(change=counted))
+    assert record["valid"]
+    assert record["read_source"] == source
+    assert bytes_per_token(record) == read
+    # One that reads past the page cache keeps an account of its own.
+    engine = run_arm(setup(tmp_path), ARMS[2], "one", executor=Mock(change=counted))
+    assert engine["read_source"] == (source or "engine")
+    assert bytes_per_token(engine) == (read or 10_000_000)
+    # What began warm may well have read nothing: others' reads are not its own.
+    warm = run_arm(setup(tmp_path), replace(SLOW, warm=True), "one", executor=Mock(change=counted))
+    assert warm["read_source"] == ("process" if source == "process" else None)
+
+
+def test_what_was_written_is_told_and_much_of_it_doubted(tmp_path: Path) -> None:
+    def writing(amount: int) -> Mock:
+        def change(one: Arm, number: int, ending: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+            return {**made, "write_bytes_os": amount if one is SLOW else 0}
+
+        return Mock(change=change)
+
+    none = bench(tmp_path / "none", writing(0))
+    assert "written to the disk" not in report(none)
+    little = bench(tmp_path / "little", writing(64 << 20))
+    assert kinds(little) == []
+    assert (little["written_bytes"], arm(little, SLOW.key)["written_bytes_run"]) == (
+        12 * (64 << 20),
+        64 << 20,
+    )
+    assert "0.81 GB written to the disk by the runs' processes." in report(little)
+    much = bench(tmp_path / "much", writing((64 << 20) + 1))
+    assert kinds(much) == ["disk written"]
+    assert SLOW.key in next(d["text"] for d in much["doubts"] if d["kind"] == "disk written")
 
 
 def test_one_run_alone_is_judged_and_appended(tmp_path: Path) -> None:

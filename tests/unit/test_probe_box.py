@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from moestream.probe.counters import cgroup_counter, follow, process_counter
+from moestream.box.accounts import ReadAccounts, cgroup_counter, device_counter, process_counter
+from moestream.probe.counters import follow
 from moestream.probe.memory import copy_rates, memory_facts, swaps
 
 MIB = 1 << 20
@@ -54,6 +55,21 @@ def test_the_processes_own_counter(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/io").write_text("rchar: 5\nread_bytes: 12288\nwrite_bytes: 1\n")
     assert process_counter(tmp_path) == 12288
+
+
+def test_a_devices_counter_and_all_that_a_box_keeps(tmp_path: Path) -> None:
+    root = cgroup_root(tmp_path, 2, {"io.stat": V2})
+    (root / "proc/self/mountinfo").write_text(
+        "30 25 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n31 25 254:0 / / rw - ext4 /dev/vda rw\n"
+    )
+    assert ReadAccounts("/m.gguf", root).now() == {"cgroup": 1000}
+    (root / "proc/self/io").write_text("read_bytes: 0\nwrite_bytes: 1\n")
+    statistics = root / "sys/dev/block/254:0/stat"
+    statistics.parent.mkdir(parents=True)
+    statistics.write_text(" 10 0 16 7 0 0 0 0 0 0 0\n")
+    assert device_counter("254:0", root) == 16 * 512
+    assert ReadAccounts("/m.gguf", root).now() == {"process": 0, "cgroup": 1000, "device": 16 * 512}
+    assert ReadAccounts("/m.gguf", tmp_path / "absent").now() == {}
 
 
 class Counted:

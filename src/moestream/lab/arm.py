@@ -7,6 +7,7 @@ import ctypes
 import math
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,14 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def generate(llama: Any, options: argparse.Namespace) -> Generated:
+def generate(
+    llama: Any, options: argparse.Namespace, end: Callable[[str], None] = lambda phase: None
+) -> Generated:
     """``options.tokens`` greedy tokens (an end of text does not end it, so that arms do equal work), or where decoding
     takes longer than ``options.seconds`` as many as that allows, never less than ``options.fewest``.
 
-    The first comes from the prompt's own step; each of the others takes a step of decoding.
+    The first comes from the prompt's own step; each of the others takes a step of decoding. ``end`` is told when
+    ``prefill`` and ``decode`` are over.
     """
     tokens = llama.tokenize(options.prompt.encode(), add_bos=True, special=True)
     done = Generated(prompt_tokens=len(tokens))
@@ -51,6 +55,7 @@ def generate(llama: Any, options: argparse.Namespace) -> Generated:
         if phase == "prefill":
             now = time.process_time()
             done.cpu_s["prefill"], phase, begun = now - begun, "decode", now
+            end("prefill")
             if options.seconds is not None:
                 deadline = time.monotonic() + options.seconds
         done.tokens.append(int(token))
@@ -60,5 +65,6 @@ def generate(llama: Any, options: argparse.Namespace) -> Generated:
             done.ended = "time"
             break
     done.cpu_s[phase] = time.process_time() - begun
+    end(phase)
     done.text = llama.detokenize(done.tokens)
     return done

@@ -27,6 +27,8 @@ NOISE_SHARE = 0.10
 #: Of all CPUs' time: used by others, or taken by a hypervisor.
 OTHER_CPU_SHARE = 0.10
 STOLEN_SHARE = 0.02
+#: What one run's process may write: its trace and its document. More is a copy of the model, or dirty pages of one.
+WRITTEN_BYTES = 64 << 20
 
 
 _FIGURES = re.compile(r"[0-9a-f]*\d[0-9a-f.]*")
@@ -50,6 +52,7 @@ class Kind(str, Enum):
     NOT_COMPARED = "tokens not compared"
     COLD_UNKNOWN = "cold state unknown"
     COUNTER_STUCK = "counter stuck"
+    WRITES = "disk written"
     NO_CEILING = "no ceiling"
     MODIFIED = "modified code"
 
@@ -280,6 +283,16 @@ def _accounts(valid: Sequence[Record], typed: Typed, has_ceiling: bool) -> Itera
             "the kernel's account of this process's reads does not move here: what page-cache arms read is not known",
             probe,
         )
+    for source in ("cgroup", "device"):
+        many = sum(figures.read_source(record) == source for record in valid)
+        if many:
+            yield Doubt(
+                Kind.COUNTER_STUCK,
+                f"the kernel's account of the process does not move: what {many} runs read is that of the {source}, "
+                "others' reads included",
+                probe,
+            )
+    yield from _writes(valid)
     if not has_ceiling:
         yield Doubt(
             Kind.NO_CEILING,
@@ -292,6 +305,19 @@ def _accounts(valid: Sequence[Record], typed: Typed, has_ceiling: bool) -> Itera
             "the code that ran is not that of its commit",
             f"`git stash` or `git commit`, then `{typed.again} --force`",
         )
+
+
+def _writes(valid: Sequence[Record]) -> Iterator[Doubt]:
+    for arm in dict.fromkeys(record["arm"] for record in valid):
+        written = max(
+            record["document"].get("write_bytes_os") or 0 for record in valid if record["arm"] == arm
+        )
+        if written > WRITTEN_BYTES:
+            yield Doubt(
+                Kind.WRITES,
+                f"{arm}: a run wrote {written / 1e9:.2f} GB to the disk, which wears it and holds up reads",
+                "leave it out of --mechanisms, unless it is meant to write: a copy of the model, a trace",
+            )
 
 
 def _words(change: float) -> str:

@@ -44,15 +44,21 @@ def past_page_cache(record: Record) -> bool:
     return store in ("arena", "resident") and "buffered" not in variants
 
 
-def bytes_per_token(record: Record) -> float | None:
-    """Read from the device a decoded token: by the kernel's account of the process. Where that does not move, by the
-    engine's if it reads past the page cache; else None, because what was asked for may have been cached."""
-    phase = decode(record)
-    if not phase["tokens"]:
-        return None
+def read_source(record: Record) -> str | None:
+    """Whose account of reads from the device is taken: the kernel's of the ``process``, of its ``cgroup`` or of the
+    ``device``, whichever first moves; else the ``engine``'s if it reads past the page cache; else None, because what
+    was asked for may have been cached."""
     if counts_reads(record):
-        return float(phase["read_bytes_os"] / phase["tokens"])
-    return asked_per_token(record) if past_page_cache(record) else None
+        return record.get("read_source") or "process"
+    return "engine" if past_page_cache(record) else None
+
+
+def bytes_per_token(record: Record) -> float | None:
+    """Read from the device a decoded token, by the account that ``read_source`` names."""
+    phase, source = decode(record), read_source(record)
+    if not phase["tokens"] or source is None:
+        return None
+    return asked_per_token(record) if source == "engine" else float(phase["read_bytes_os"] / phase["tokens"])
 
 
 def asked_per_token(record: Record) -> float | None:

@@ -93,6 +93,8 @@ def _heading(summary: Mapping[str, Any]) -> list[str]:
         f"llama-cpp-python {setup['versions']['llama-cpp-python']}, {(summary['date'] or '?')[:10]}:",
         f"`{setup['command']}`",
     ]
+    if summary.get("written_bytes"):
+        lines.append(f"{summary['written_bytes'] / 1e9:.2f} GB written to the disk by the runs' processes.")
     free = [
         f"`{arm['key']}`" for arm in setup["arms"] if arm["cap_bytes"] is None and arm["key"] in REFERENCES
     ]

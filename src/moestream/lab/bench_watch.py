@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moestream.box.accounts import device_counter
 from moestream.box.cgroup import groups
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-#: Of a block device's statistics, the third figure counts sectors of 512 bytes that were read.
-_SECTORS_READ, _SECTOR = 2, 512
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def snapshot(device: str = "", root: str | Path = "/") -> Snapshot:
         own_s=sum(one.ru_utime + one.ru_stime for one in usage),
         swapped_bytes=_swapped(root),
         throttled=_throttled(root),
-        device_read_bytes=_device_read(root, device),
+        device_read_bytes=device_counter(device, root),
         energy_uj=_energy(root),
     )
 
@@ -114,12 +113,6 @@ def _throttled(root: Path) -> int | None:
         throttled = group.table("cpu.stat").get("nr_throttled")
         counts += [throttled] if throttled is not None else []
     return sum(counts) if counts else None
-
-
-def _device_read(root: Path, device: str) -> int | None:
-    """Bytes the device read since boot, by its own statistics; a partition's are its own."""
-    words = _text(root / "sys/dev/block" / device / "stat").split() if device else []
-    return int(words[_SECTORS_READ]) * _SECTOR if len(words) > _SECTORS_READ else None
 
 
 def _energy(root: Path) -> tuple[tuple[int, int], ...]:

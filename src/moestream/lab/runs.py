@@ -27,6 +27,7 @@ from moestream.box import Box, Cage, disk_rate
 from moestream.box.page_cache import cached_bytes, drop, fill
 from moestream.lab.bench_arms import FEWEST_TOKENS, PROMPTS, Arm
 from moestream.lab.bench_paths import places, without_places
+from moestream.lab.bench_reads import name_source
 from moestream.lab.bench_watch import between, snapshot
 from moestream.lab.validity import judge_all
 from moestream.model import Model
@@ -148,6 +149,7 @@ def run_arm(
             words += ["--trace", str(setup.out / record["trace"])]
         record |= executor.execute(setup, arm, words)
         record["document"] = json.loads(result.read_text()) if result.exists() else None
+    name_source(record)
     _make_shareable(record, places(setup.model.paths, setup.out))
     record["seconds"] = _tenths(executor.clock() - started)
     record["box"] = (record["document"] or {}).get("box")

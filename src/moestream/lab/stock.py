@@ -15,8 +15,9 @@ from typing import Any
 import llama_cpp
 
 from moestream.binding import wrapped_defaults
-from moestream.box import Box, peak_rss_bytes, process_io, process_memory
+from moestream.box import Box, peak_rss_bytes, process_memory
 from moestream.lab.arm import arguments, die_with_parent, generate
+from moestream.lab.bench_reads import Accounts
 from moestream.recorder import NO_COUNTERS, Recorder
 from moestream.report import Generated, split_steps, write_json
 from moestream.stats import phase_summary
@@ -50,15 +51,15 @@ def record_steps(llama: Any) -> Recorder:
 
 
 def document(
-    options: Any, generated: Generated, recorder: Recorder, load_stats: dict[str, Any]
+    options: Any, generated: Generated, recorder: Recorder, accounts: Accounts, load_s: float
 ) -> dict[str, Any]:
     prefill, decode = split_steps(recorder.all.steps, generated.prompt_tokens)
     memory = process_memory()
-    return {
+    made = {
         "version": __version__,
         "box": Box().describe(options.model),
         "mechanism": {"asked": "stock", "effective": "stock", "fallbacks": [], "engaged": {}},
-        "load": load_stats,
+        "load": {"seconds": load_s},
         "prefill": phase_summary(prefill),
         "decode": phase_summary(decode),
         "cpu_s": generated.cpu_s,
@@ -70,24 +71,24 @@ def document(
         "tokens": generated.tokens,
         "text": generated.text.decode("utf-8", "replace"),
     }
+    accounts.put_into(made)
+    # What stock's load reads the kernel reads for it.
+    made["load"]["bytes_read"] = made["load"]["read_bytes_os"]
+    return made
 
 
 def main() -> int:
     options = arguments("One run of plain llama.cpp for the lab.").parse_args()
     die_with_parent()
-    read, begun, cpu = process_io().get("read_bytes", 0), time.perf_counter(), time.process_time()
+    accounts, begun, cpu = Accounts(options.model), time.perf_counter(), time.process_time()
     llama = load(options)
-    load_read = process_io().get("read_bytes", 0) - read
-    load_stats = {
-        "seconds": time.perf_counter() - begun,
-        "bytes_read": load_read,
-        "read_bytes_os": load_read,
-    }
+    accounts.end("load")
+    seconds = time.perf_counter() - begun
     cpu = time.process_time() - cpu
     recorder = record_steps(llama)
-    generated = generate(llama, options)
+    generated = generate(llama, options, accounts.end)
     generated.cpu_s["load"] = cpu
-    write_json(options.json, document(options, generated, recorder, load_stats))
+    write_json(options.json, document(options, generated, recorder, accounts, seconds))
     llama.close()
     return 0
 

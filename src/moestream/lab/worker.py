@@ -1,7 +1,7 @@
 """One arm of the engine, in a process of its own: ``python -m moestream.lab.worker MODEL ... --json FILE``.
 
-The document is that of ``run --json`` with ``n_batch``, ``prompt_tokens``, ``memory`` (at the end) and ``load``'s
-``read_bytes_os`` beside it. A mechanism that does not engage as asked is an error.
+The document is that of ``run --json`` with ``n_batch``, ``prompt_tokens``, ``memory`` (at the end) and the kernel's
+accounts of what was read and written beside it. A mechanism that does not engage as asked is an error.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from moestream.box import process_io, process_memory
+from moestream.box import process_memory
 from moestream.engine import Llama
 from moestream.errors import MoestreamError
 from moestream.lab.arm import arguments, die_with_parent, generate
+from moestream.lab.bench_reads import Accounts
 from moestream.report import run_document, write_json
 from moestream.units import parse_size
 
@@ -22,7 +23,7 @@ from moestream.units import parse_size
 def measure(options: Any) -> dict[str, Any]:
     """Load, generate, and the document of it."""
     cap = parse_size(options.ram) if options.ram is not None else None
-    read, begun = process_io().get("read_bytes", 0), time.process_time()
+    accounts, begun = Accounts(options.model), time.process_time()
     with Llama(
         options.model,
         ram=cap,
@@ -35,11 +36,12 @@ def measure(options: Any) -> dict[str, Any]:
         n_threads=options.threads,
         n_threads_batch=options.threads,
     ) as llama:
-        load_read, load_cpu = process_io().get("read_bytes", 0) - read, time.process_time() - begun
-        generated = generate(llama, options)
+        load_cpu = time.process_time() - begun
+        accounts.end("load")
+        generated = generate(llama, options, accounts.end)
         generated.cpu_s["load"] = load_cpu
         document = run_document(llama, generated, options.mechanism, cap)
-        document["load"]["read_bytes_os"] = load_read
+        accounts.put_into(document)
         document["n_batch"] = llama.n_batch
         document["prompt_tokens"] = generated.prompt_tokens
         memory = process_memory()

@@ -7,13 +7,11 @@ after. Containers often show zeros, or the sums of everybody.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import moestream._core as _core
-from moestream.box import process_io
-from moestream.box.cgroup import groups
+from moestream.box.accounts import cgroup_counter, process_counter
 from moestream.probe.device import Device
 from moestream.probe.sample import BLOCK, Sample
 
@@ -26,30 +24,6 @@ LEDGER = "ledger"
 
 #: A counter's bytes now, or None where this box has none.
 Counter = Callable[[], int | None]
-
-
-def process_counter(root: str | Path = "/") -> int | None:
-    """``read_bytes`` of /proc/self/io."""
-    return process_io(root=root).get("read_bytes")
-
-
-def cgroup_counter(device: str | None, root: str | Path = "/") -> int | None:
-    """Bytes this process's own cgroup has read from a device (None: from all), by the version 2 or version 1
-    controller."""
-    for group in groups(Path(root), "blkio"):
-        if group.version == 2:
-            text = _text(group.path / "io.stat")
-            rows = [line.split() for line in text.splitlines()]
-            found = [_number(row, "rbytes=") for row in rows if row and device in (None, row[0])]
-        else:
-            text = _text(group.path / "blkio.throttle.io_service_bytes")
-            rows = [line.split() for line in text.splitlines()]
-            found = [
-                int(row[2]) for row in rows if len(row) == 3 and row[1] == "Read" and device in (None, row[0])
-            ]
-        if text:
-            return sum(found)
-    return None
 
 
 def follow(
@@ -126,14 +100,3 @@ def physical_counters(sample: Sample, device: Device | None) -> dict[str, Any]:
 
 def _close(share: float | None) -> bool:
     return share is not None and abs(share - 1) <= TOLERANCE
-
-
-def _number(row: Sequence[str], prefix: str) -> int:
-    return next((int(word[len(prefix) :]) for word in row if word.startswith(prefix)), 0)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
