@@ -6,7 +6,7 @@ JOBS   ?= $(shell nproc)
 CORE   := $(shell find core CMakeLists.txt -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench models asan tsan core-tests clean
+.PHONY: help setup demo test check format bench models asan tsan core-tests fuzz clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ bench: setup ## the speed table of the README (about 15 minutes)
 
 models: setup ## docs/models.md: every architecture and type, compared with stock (about 3 minutes)
 	$(BIN)/python -m moestream.lab.models docs/models.md
+
+fuzz: setup ## read 100,000 models with wrong headers (a few minutes)
+	$(BIN)/python tools/fuzz_header.py
 
 asan: ## the core's tests under AddressSanitizer
 	cmake -S . -B build/asan -DMOESTREAM_CORE_TESTS=ON -DMOESTREAM_SANITIZE=address
