@@ -40,7 +40,7 @@ def test_an_experiment_is_repeated_from_its_commit(tmp_path: Path) -> None:
     directory = save_lab(
         tmp_path / "lab", [outcome("skew", commit="feed"), outcome("app-lru"), outcome("cliff")]
     )
-    (directory / "app-lru/runs.jsonl").write_text(json.dumps({"commit": COMMIT}) + "\n{")
+    (directory / "app-lru/runs.jsonl").write_text(json.dumps(run()) + "\n{")
     (directory / "cliff/runs.jsonl").write_text("{ damaged")
     (lab,) = read_labs(directory)
     made = {one["experiment"]: lab_commands(lab, one) for one in lab.outcomes}

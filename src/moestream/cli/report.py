@@ -57,7 +57,8 @@ def report(
     unique = {directory.resolve(): directory for directory in directories}
     measured = [directory for directory in unique.values() if not is_lab(directory)]
     groups = summarize([read_results(directory) for directory in measured], probe)
-    labs = [lab for directory in unique.values() if directory not in measured for lab in read_labs(directory)]
+    asked = [directory for directory in unique.values() if directory not in measured]
+    labs = [lab for directory in asked for lab in read_labs(directory, probe)]
     routings = _routings(groups)
     if html is not None:
         from moestream.reports.page import page

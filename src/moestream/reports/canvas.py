@@ -198,6 +198,36 @@ def mark_across(axes: Any, at: float, x: float, label: str) -> None:
     )
 
 
+@dataclass(frozen=True)
+class Limit:
+    """A ceiling of what an axis shows: where, and its name in the legend."""
+
+    at: float
+    label: str
+    dash: Any = (0, (4, 2.5))
+
+
+#: The dash of what the disk alone allows; the other is the processors'.
+DISK_DASH = (0, (1, 1.6))
+#: A ceiling so many times beyond everything else would leave the bars no room: only the legend names it.
+_REACH = 4.0
+
+
+def edge_with(most: float, limits: Sequence[Limit]) -> float:
+    """Where an axis of values up to ``most`` ends, so that the ceilings within reach are seen."""
+    return max([most, *(limit.at for limit in limits if limit.at <= _REACH * most)])
+
+
+def draw_limits(axes: Any, limits: Sequence[Limit], edge: float, *, vertical: bool = True) -> None:
+    """Each as a line, or where it lies beyond the edge by its name alone."""
+    for limit in limits:
+        if limit.at <= edge:
+            ceiling(axes, limit.at, limit.label, vertical=vertical, dash=limit.dash)
+        else:
+            label = f"{limit.label} (beyond the edge)"
+            axes.plot([], [], color=COLOUR["limit"], linewidth=1.2, linestyle=limit.dash, label=label)
+
+
 def ceiling(axes: Any, at: float, label: str, *, vertical: bool = True, dash: Any = (0, (4, 2.5))) -> None:
     """A line that nothing passes, in the limits' colour, named in the legend."""
     line = axes.axvline if vertical else axes.axhline

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moestream.errors import RefusedError
+from moestream.errors import MoestreamError, RefusedError
 from moestream.lab.experiment_figures import FIGURES
 from moestream.lab.verdicts import AGREES, CANNOT_TELL, DISAGREES, shown
-from moestream.reports.records import RUNS, BoxName, box_names
+from moestream.reports.records import BoxName, Record, box_names, read_results
+from moestream.reports.summary import Ceilings, ceilings_of, find_probes
 
 VERDICT = "verdict.json"
 SCHEMA = 1
@@ -28,6 +29,7 @@ class Lab:
     model: dict[str, Any]
     outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...] = ()
+    ceilings: Ceilings = field(default_factory=Ceilings)
 
     def counted(self) -> str:
         """How many experiments ended in each word."""
@@ -47,11 +49,16 @@ def is_lab(directory: Path) -> bool:
     return bool(_places(directory))
 
 
-def read_labs(directory: Path) -> list[Lab]:
-    """The outcomes of a directory of `lab run`, one Lab for each box and model in it. Raises RefusedError for a file
-    that is no verdict of this schema."""
+def read_labs(directory: Path, probe: Path | None = None) -> list[Lab]:
+    """The outcomes of a directory of `lab run`, one Lab for each box and model in it, with the ceilings that their
+    runs, the directory's probes or the ``probe`` named show.
+
+    Raises RefusedError for a file that is no verdict of this schema or no probe.
+    """
     found: dict[tuple[BoxName, str], list[Outcome]] = {}
     outcomes = [_read(path) for path in _places(directory)]
+    probes = find_probes(directory, probe)
+    runs = [record for path in _places(directory) for record in _runs(path.parent)]
     names = box_names(outcome["box"] for outcome in outcomes)
     for outcome, box in zip(outcomes, names, strict=True):
         found.setdefault((box, str(outcome["model"].get("identity") or "")), []).append(outcome)
@@ -68,8 +75,9 @@ def read_labs(directory: Path) -> list[Lab]:
             mine[0]["model"],
             tuple(mine),
             several,
+            ceilings_of([r for r in runs if _is_of(r, box, model)], box, probes, mine[0]["model"]),
         )
-        for number, ((box, _), mine) in enumerate(found.items(), 1)
+        for number, ((box, model), mine) in enumerate(found.items(), 1)
     ]
 
 
@@ -86,18 +94,21 @@ def _read(path: Path) -> Outcome:
     if wrong:
         raise RefusedError(f"{path} is no verdict: it lacks {', '.join(wrong)}: run the experiment again")
     outcome["model"], outcome["box"] = outcome.get("model") or {}, outcome.get("box") or {}
-    outcome["commit"] = outcome.get("commit") or _commit(path.with_name(RUNS))
+    commits = (record["commit"] for record in _runs(path.parent) if record["commit"])
+    outcome["commit"] = outcome.get("commit") or next(commits, None)
     return outcome
 
 
-def _commit(runs: Path) -> str | None:
-    """Of the first record beside a verdict that does not name its commit; None where nothing says."""
+def _runs(directory: Path) -> tuple[Record, ...]:
+    """The records beside a verdict; () where there are none that can be read: the verdict stands without them."""
     try:
-        with runs.open(encoding="utf-8") as file:
-            record = json.loads(file.readline())
-    except (OSError, ValueError):
-        return None
-    return str(record.get("commit") or "") or None if isinstance(record, dict) else None
+        return read_results(directory).records
+    except MoestreamError:
+        return ()
+
+
+def _is_of(record: Record, box: BoxName, model: str) -> bool:
+    return BoxName.of(record["box"]).agrees(box) and record["model"].get("identity") == model
 
 
 def value_text(value: float, figure: str) -> str:

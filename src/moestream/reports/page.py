@@ -105,7 +105,7 @@ def _outcome(lab: Lab, outcome: Outcome, name: str) -> str:
         f'<p class="fine">{escape(found)}</p>',
         f'<ul class="claims">{"".join(map(_claim, outcome["claims"]))}</ul>',
     ]
-    drawn = lab_plots.bars(outcome, name)
+    drawn = lab_plots.bars(outcome, lab.ceilings, name)
     inside.append(figure_html(drawn) if drawn is not None else "")
     if outcome["table"]:
         inside.append(_stack(lab_tables.figure_table(outcome)))

@@ -16,10 +16,13 @@ from moestream.reports import figures
 from moestream.reports.canvas import (
     COLOUR,
     DASHES,
+    DISK_DASH,
     SERIES,
+    Limit,
     Picture,
     Rows,
-    ceiling,
+    draw_limits,
+    edge_with,
     legend_below,
     mark_across,
     picture,
@@ -27,7 +30,7 @@ from moestream.reports.canvas import (
 )
 from moestream.reports.figures import Estimate, Split
 from moestream.reports.records import Record
-from moestream.reports.summary import Arm, Group, paired
+from moestream.reports.summary import Arm, Ceilings, Group, paired
 from moestream.reports.tables import cap_text, name_of, with_interval
 
 #: A token whose time is so many times the other arms' would leave them no room: its bar is cut, and says so.
@@ -79,6 +82,7 @@ def speed(group: Group, name: str) -> Picture:
         most = max(
             [figures.rate(r) or 0.0 for arm in arms for r in arm.runs] + [ceilings.compute_rate or 0.0]
         )
+        most = edge_with(most, rate_limits(ceilings))
         for at, arm in zip(rows.positions, arms, strict=True):
             if arm.rate is None:
                 continue
@@ -98,7 +102,7 @@ def speed(group: Group, name: str) -> Picture:
                 reach = end + (0.15 if narrow else 0.06) * most
                 end = max(end, 1 / arm.floor_s) if 1 / arm.floor_s < reach else end
             value_at(axes, end + 0.012 * most, at, f"{arm.rate.value:.2f}")
-        _rate_ceilings(axes, group)
+        draw_limits(axes, rate_limits(ceilings), most)
         axes.set_xlim(0, most * (1.16 if narrow else 1.08))
         axes.set_xlabel("tokens a second")
         legend_below(figure, axes, narrow, 2)
@@ -119,13 +123,27 @@ def _interval(axes: Any, at: float, found: Estimate) -> None:
     )  # fmt: skip
 
 
-def _rate_ceilings(axes: Any, group: Group) -> None:
-    ceilings = group.ceilings
+def rate_limits(ceilings: Ceilings) -> list[Limit]:
+    """What bounds tokens a second: computing alone, and the disk where it reads all that a token asks for."""
+    limits = []
     if ceilings.compute_rate:
-        ceiling(axes, ceilings.compute_rate, f"compute alone: {ceilings.compute_rate:.1f} tok/s")
+        limits.append(Limit(ceilings.compute_rate, f"compute alone: {ceilings.compute_rate:.1f} tok/s"))
     if ceilings.disk_s:
-        label = f"disk alone, nothing kept: {1 / ceilings.disk_s:.1f} tok/s"
-        ceiling(axes, 1 / ceilings.disk_s, label, dash=(0, (1, 1.6)))
+        rate = 1 / ceilings.disk_s
+        limits.append(Limit(rate, f"disk alone, nothing kept: {rate:.1f} tok/s", DISK_DASH))
+    return limits
+
+
+def time_limits(ceilings: Ceilings) -> list[Limit]:
+    """The same in milliseconds a token."""
+    limits = []
+    if ceilings.compute_s:
+        ms = ceilings.compute_s * 1e3
+        limits.append(Limit(ms, f"compute alone: {ms:.0f} ms"))
+    if ceilings.disk_s:
+        ms = ceilings.disk_s * 1e3
+        limits.append(Limit(ms, f"disk alone, nothing kept: {ms:.0f} ms", DISK_DASH))
+    return limits
 
 
 def time_split(group: Group, name: str) -> Picture:
@@ -147,9 +165,7 @@ def time_split(group: Group, name: str) -> Picture:
             disk = _disk_s(arm, group)
             if disk is not None and disk < edge:
                 mark_across(rows.axes, at, disk * 1e3, "the disk alone for this arm's bytes")
-        if group.ceilings.compute_s:
-            ms = group.ceilings.compute_s * 1e3
-            ceiling(rows.axes, ms, f"compute with all in memory: {ms:.0f} ms")
+        draw_limits(rows.axes, time_limits(group.ceilings), edge * 1e3)
         rows.axes.set_xlim(0, edge * 1e3 * (1.2 if narrow else 1.1))
         rows.axes.set_xlabel("milliseconds a token (the mean one)")
         legend_below(figure, rows.axes, narrow, 3)
@@ -228,7 +244,7 @@ def series(group: Group, cap: int | None, name: str) -> Picture | None:
                 mine = [record for record in arm.runs if record["prompt"] == prompt]
                 if mine:
                     _line(axes, min(mine, key=lambda record: record["round"]), arm, look[arm.label])
-            _time_ceilings(axes, group)
+            draw_limits(axes, time_limits(group.ceilings), axes.get_ylim()[1], vertical=False)
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.yaxis.set_minor_locator(NullLocator())
@@ -274,20 +290,10 @@ def _line(axes: Any, record: Record, arm: Arm, look: Look) -> None:
     )
 
 
-def _time_ceilings(axes: Any, group: Group) -> None:
-    ceilings = group.ceilings
-    if ceilings.compute_s:
-        ms = ceilings.compute_s * 1e3
-        ceiling(axes, ms, f"compute alone: {ms:.0f} ms", vertical=False)
-    if ceilings.disk_s:
-        ms = ceilings.disk_s * 1e3
-        ceiling(axes, ms, f"disk alone, nothing kept: {ms:.0f} ms", vertical=False, dash=(0, (1, 1.6)))
-
-
 def _time_limits(arms: Sequence[Arm], group: Group) -> tuple[float, float]:
     """Where a logarithmic axis of milliseconds begins and ends, so that it shows all tokens and ceilings."""
     steps = [ms for arm in arms for record in arm.runs for ms in record["document"]["decode"]["step_ms"]]
-    lines = [1e3 * s for s in (group.ceilings.compute_s, group.ceilings.disk_s) if s]
+    lines = [limit.at for limit in time_limits(group.ceilings)]
     values = [value for value in (*steps, *lines) if value > 0] or [1.0]
     return min(values) / 1.25, max(values) * 1.25
 
@@ -305,7 +311,8 @@ def waterfall(group: Group, cap: int | None, name: str) -> Picture | None:
     def draw(figure: Any, narrow: bool) -> None:
         rows = Rows(figure, [("", names)], narrow=narrow, legend_inches=1.15 if narrow else 0.45)
         axes, at = rows.axes, rows.positions
-        most = max([*rates, group.ceilings.compute_rate or 0.0])
+        limits = rate_limits(group.ceilings)
+        most = edge_with(max([*rates, group.ceilings.compute_rate or 0.0]), limits)
         axes.barh(at[0], rates[0], rows.BAR, color=COLOUR["stock"], zorder=2)
         value_at(axes, rates[0] + 0.012 * most, at[0], f"{rates[0]:.2f}")
         for number, step in enumerate(steps, 1):
@@ -327,7 +334,7 @@ def waterfall(group: Group, cap: int | None, name: str) -> Picture | None:
             if step is not None:
                 text += f"  (x {step.value:.2f})" if narrow else f"  (x {with_interval(step)})"
             value_at(axes, max(before, after) + 0.012 * most, at[number], text)
-        _rate_ceilings(axes, group)
+        draw_limits(axes, limits, most)
         axes.set_xlim(0, most * (1.3 if narrow else 1.2))
         axes.set_xlabel("tokens a second")
         legend_below(figure, axes, narrow, 3)

@@ -140,11 +140,15 @@ def summarize(results: Sequence[Results], probe: Path | None = None) -> list[Gro
     for number, (result, box, _, records) in enumerate(parts, 1):
         same_name = [part[0].name for part in parts].count(result.name) > 1
         name = f"{result.name} ({number})" if same_name else result.name
-        probes = [_read_probe(path) for path in sorted(result.directory.glob("probe*.json"))]
-        probes += [_read_probe(probe)] if probe is not None else []
         siblings = sum(part[0] is result for part in parts) - 1
-        groups.append(_group(name, result, box, records, probes, siblings))
+        groups.append(_group(name, result, box, records, find_probes(result.directory, probe), siblings))
     return groups
+
+
+def find_probes(directory: Path, probe: Path | None) -> list[dict[str, Any]]:
+    """The probes that lie in a directory, and the one that was named."""
+    named = [probe] if probe is not None else []
+    return [_read_probe(path) for path in (*sorted(directory.glob("probe*.json")), *named)]
 
 
 def _read_probe(path: Path) -> dict[str, Any]:
@@ -167,9 +171,7 @@ def _group(
     probes: Sequence[dict[str, Any]],
     siblings: int,
 ) -> Group:
-    documents = [record["document"] for record in records if record["document"] is not None]
-    described: dict[str, Any] = next((d["model"] for d in documents if isinstance(d.get("model"), dict)), {})
-    model = {**described, **records[0]["model"]}
+    model = _model(records)
     arms = _arms(records, result.setup)
     ceilings = _ceilings(records, arms, model, box, probes)
     notes = list(result.notes)
@@ -197,6 +199,21 @@ def _group(
         result.setup,
         _doubts(result.setup, records, ceilings),
     )
+
+
+def _model(records: Sequence[Record]) -> dict[str, Any]:
+    """What the records and their documents together say of the model."""
+    documents = [record["document"] for record in records if record["document"] is not None]
+    described: dict[str, Any] = next((d["model"] for d in documents if isinstance(d.get("model"), dict)), {})
+    return {**described, **records[0]["model"]}
+
+
+def ceilings_of(
+    records: Sequence[Record], box: BoxName, probes: Sequence[dict[str, Any]], model: dict[str, Any]
+) -> Ceilings:
+    """The ceilings that runs on one box of one ``model`` show, or a probe of the same; without runs the probe alone."""
+    known = {**model, **_model(records)} if records else model
+    return _ceilings(records, _arms(records, {}), known, box, probes)
 
 
 def _doubts(setup: dict[str, Any], records: Sequence[Record], ceilings: Ceilings) -> tuple[Doubt, ...]:
@@ -233,9 +250,6 @@ def _arms(records: Sequence[Record], setup: dict[str, Any]) -> list[Arm]:
                 lever=levers.get(str(shown["arm"]), ""),
                 runs=tuple(valid),
                 excluded=tuple(record for record in mine if not record["valid"]),
-                rate=estimate(figures.rate(record) for record in valid),
-                split=figures.split(valid),
-                percentiles=figures.step_percentiles(valid),
             )
         )
     caps = list(dict.fromkeys(arm.cap_bytes for arm in arms))
@@ -278,8 +292,9 @@ def _ceilings(
     measured = [record["disk_bytes_per_s"] for record in records if record["disk_bytes_per_s"]]
     disk = max(probed + measured, default=None)
     compute = [p["compute_s_per_token"] for p in of_model if p.get("compute_s_per_token")]
-    held = [arm for arm in arms if arm.mechanism.startswith("resident") and arm.rate is not None]
-    held = held or [arm for arm in arms if arm.is_stock and arm.cap_bytes is None and arm.rate is not None]
+    rated = [arm for arm in arms if any(statistics.rate(record) for record in arm.runs)]
+    held = [arm for arm in rated if arm.mechanism.startswith("resident")]
+    held = held or [arm for arm in rated if arm.is_stock and arm.cap_bytes is None]
     middles = [median(map(statistics.rate, arm.runs)) for arm in held]
     own = [1 / middle for middle in middles if middle]
     compute_s = min(compute + own, default=None)
@@ -302,13 +317,22 @@ def _ceilings(
 
 
 def _finish(arms: Sequence[Arm], ceilings: Ceilings) -> tuple[Arm, ...]:
-    """Each arm with its ratio to stock and its floor."""
+    """Each arm with its figures, its ratio to stock and its floor."""
     finished = []
     for arm in arms:
         stock = next((other for other in arms if other.is_stock and other.cap_bytes == arm.cap_bytes), None)
         floor = arm.of(partial(_floor_s, ceilings=ceilings))
         ratio = estimate(paired(arm.runs, stock.runs)) if stock is not None and not arm.is_stock else None
-        finished.append(replace(arm, floor_s=floor, ratio=ratio))
+        finished.append(
+            replace(
+                arm,
+                rate=estimate(figures.rate(record) for record in arm.runs),
+                ratio=ratio,
+                split=figures.split(arm.runs),
+                percentiles=figures.step_percentiles(arm.runs),
+                floor_s=floor,
+            )
+        )
     return tuple(finished)
 
 
