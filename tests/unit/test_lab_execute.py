@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from moestream.errors import BudgetError
+from moestream.lab import execute
 from moestream.lab.bench_arms import Arm
 from moestream.lab.execute import BoxExecutor
 from moestream.lab.experiment import ArmSpec
@@ -16,8 +17,8 @@ from moestream.lab.runs import Processes, Setup
 from moestream.model import read_model
 
 
-def job(cap_bytes: int) -> Job:
-    return Job("it", ArmSpec("a", "arena"), "prose", 0, 0, cap_bytes, None, 8, 2, 512, None, False)
+def job(cap_bytes: int, mechanism: str = "arena") -> Job:
+    return Job("it", ArmSpec("a", mechanism), "prose", 0, 0, cap_bytes, None, 8, 2, 512, None, False)
 
 
 def test_a_cap_that_is_too_little_leaves_its_runs_out_and_only_those(
@@ -32,6 +33,19 @@ def test_a_cap_that_is_too_little_leaves_its_runs_out_and_only_those(
 def test_caps_that_are_all_too_little_are_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="the smallest cap that works is"):
         BoxExecutor(read_model(tiny("olmoe")), tmp_path).begin([job(1 << 20)])
+
+
+def test_what_fills_the_page_cache_needs_the_kernels_cap(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute.Cage, "available", classmethod(lambda _: (False, "no memory controller")))
+    executor = BoxExecutor(read_model(tiny("olmoe")), tmp_path)
+    for mechanism in ("arena/cached", "arena/cached/thp+sync+lru", "mapped+willneed", "cow", "stock"):
+        assert (
+            executor.left_out(job(1 << 30, mechanism)) == "only a memory cgroup caps it: no memory controller"
+        )
+    for mechanism in ("arena", "arena/buffered"):
+        assert executor.left_out(job(1 << 30, mechanism)) == ""
 
 
 def test_a_run_that_is_stuck_is_ended_and_says_so(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -128,6 +129,24 @@ def test_a_probe_that_is_done_is_not_done_again(
     after, _ = lab("advice", "prefill-batch", resume=True)
     assert after[0] == json.loads((tmp_path / "out/advice/verdict.json").read_text()) == before[0]
     assert len(Writing.all_runs) == runs
+
+
+def test_a_probe_that_was_not_finished_leaves_no_row_behind(lab: Callable[..., Any], tmp_path: Path) -> None:
+    lab("advice", "prefill-batch")
+    append(tmp_path / "out/advice" / RUNS, {"schema": 1, "arm": "advice/normal", "round": 0})
+    (tmp_path / "out/advice/verdict.json").unlink()
+    lab("advice", "prefill-batch", resume=True)
+    assert (tmp_path / "out/advice/verdict.json").exists()
+    assert not (tmp_path / "out/advice" / RUNS).exists()
+
+
+def test_without_what_intervals_need_nothing_is_begun(
+    lab: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    with pytest.raises(RefusedError, match="intervals need scipy"):
+        lab("recycling")
+    assert Writing.all_runs == [] and not (tmp_path / "out").exists()
 
 
 def test_runs_that_two_experiments_have_in_common_are_made_once(

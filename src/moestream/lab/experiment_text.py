@@ -23,7 +23,7 @@ better than repeats of one run show. An experiment agrees when all its claims
 do, and disagrees when one does. Ratios are of two arms' runs of the same prompt and round; of
 tokens a second, over the steps that both made.
 
-A file of your own is run by its name: `moestream lab run my.toml`."""
+A file of your own is run by its name, `moestream lab run my.toml`, and has the same keys as those files."""
 
 
 def minutes(value_s: float) -> str:

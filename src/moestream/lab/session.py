@@ -25,7 +25,8 @@ from moestream.lab.experiment_plan import Job, Sizes, file_seconds, jobs, steps
 from moestream.lab.experiment_progress import Progress
 from moestream.lab.experiment_run import failed_experiment, run_experiment
 from moestream.lab.experiment_sharing import SharedRuns
-from moestream.lab.runs import end_on_sigterm
+from moestream.lab.runs import RUNS, end_on_sigterm
+from moestream.lab.statistics import need_scipy
 from moestream.model import Model
 from moestream.report import write_json
 
@@ -79,6 +80,7 @@ def run_all(
     disk has no room for the files that are needed, or a directory holds something else."""
     if asked.resume and asked.out is None:
         raise UsageError("--resume goes on with what --out holds: name it")
+    need_scipy()
     _check_names(chosen)
     kinds = [kind for one in chosen for kind in one.files]
     copies = any(arm.mechanism.startswith("shared") for one in chosen for arm in one.arms)
@@ -160,8 +162,11 @@ class _Session:
         if one.name not in self._earlier:
             self._open(one)
         earlier = self._earlier[one.name]
-        if one.kind == "probe" and (before := self._verdict_before(one)) is not None:
-            return before
+        if one.kind == "probe":
+            if (before := self._verdict_before(one)) is not None:
+                return before
+            # It is measured whole: rows of one that was not finished do not count.
+            (place / RUNS).unlink(missing_ok=True)
         order = asked.jobs(one)
         earlier = earlier or self._shared.take(place, order)
         self._make_files(one)
@@ -181,7 +186,7 @@ class _Session:
         return self._kept(one, outcome)
 
     def _verdict_before(self, one: Experiment) -> Outcome | None:
-        """Of a probe, which leaves no records to go on with, what came of it before."""
+        """Of a probe, which is not gone on with, what came of it before."""
         path = self._places[one.name] / VERDICT
         if not self._asked.resume or not path.exists():
             return None
