@@ -14,7 +14,7 @@ from moestream.box import Box
 from moestream.errors import RefusedError
 from moestream.make import make_model
 from moestream.model import Model, read_model
-from moestream.probe.compute import FULL, measure_compute, run_worker, thread_counts
+from moestream.probe.compute import FULL, doublings, measure_compute, run_worker, thread_counts
 from moestream.probe.shrink import cut_tensors, kept_experts, shrunk_bytes, write_shrunk
 
 
@@ -60,9 +60,10 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 def test_all_processors_come_first_and_then_one() -> None:
     assert thread_counts(1, True) == [1]
     assert thread_counts(2, True) == [2, 1]
-    assert thread_counts(6, True) == [6, 1, 2, 4]
-    assert thread_counts(8, True) == [8, 1, 2, 4]
+    assert thread_counts(6, True) == [6, 1, 2, 4, 3, 5]
+    assert thread_counts(8, True) == [8, 1, 2, 4, 3, 5, 6, 7]
     assert thread_counts(8, False) == [8]
+    assert doublings(6) == [6, 1, 2, 4]
 
 
 def test_the_best_count_is_that_of_the_shortest_median(model: Model, cpus: Callable[..., None]) -> None:
@@ -86,7 +87,7 @@ def test_a_count_that_would_end_too_late_is_left_out(model: Model, cpus: Callabl
     worker = Worker({4: (0, answer([0.1], []), "")}, takes=40.0)
     found = measure_compute(model, replace(FULL, seconds=70), run=worker, clock=worker.clock)
     assert worker.asked == [4]
-    assert found["not_measured"] == dict.fromkeys(("1", "2"), "the time was up before its turn")
+    assert found["not_measured"] == dict.fromkeys(("1", "2", "3"), "the time was up before its turn")
     assert found["best"] == {"threads": 4, "s_per_token": 0.1, "prefill_tok_per_s": None}
 
 

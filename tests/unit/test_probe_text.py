@@ -2,84 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from moestream.probe.run import doubts
 from moestream.probe.text import lines
-
-
-def rate(median: float, spread: float = 0.1, **more: Any) -> dict[str, Any]:
-    width = median * spread / 2
-    return {
-        "bytes_per_s": {
-            "median": median,
-            "low": median - width,
-            "high": median + width,
-            "spread": spread,
-            "n": 5,
-        },
-        "device_ops_per_read": 1.25,
-        "device_op_bytes": 500_000,
-        "amplification": 1.0,
-        **more,
-    }
-
-
-def document(**changes: Any) -> dict[str, Any]:
-    disk = {
-        "direct": True,
-        "cold_checked": True,
-        "what": "slabs",
-        "range_bytes": 557_056,
-        "sequential": {"start": rate(3e9), "middle": rate(2e9), "end": rate(1e9)},
-        "sequential_warm": {"start": rate(9e9)},
-        "random": {"uring:1": rate(1e9), "uring:8": rate(2e9), "threads:1": rate(0.9e9)},
-        "knee": {
-            "uring": {"at": 8, "bytes_per_s": 2e9, "best_bytes_per_s": 2.05e9},
-            "threads": {"at": 1, "bytes_per_s": 0.9e9, "best_bytes_per_s": 0.9e9},
-        },
-        "buffered": {"threads:1": rate(0.5e9)},
-        "warm": {"threads:1": rate(5e9)},
-        "grid": {"cold": {}, "warm": {"1": {"1": 5e9}, "4": {"1": 6e9, "2": 7e9}}},
-        "mapped_cold": {"memcpy:1": rate(0.1e9)},
-        "mapped_warm": {"memcpy:1": rate(4e9)},
-        "advice": {"normal": rate(0.05e9, amplification=14.5), "willneed": rate(0.6e9)},
-        "alignment_cold": {"align4k": rate(1.5e9), "huge": rate(2.5e9)},
-        "layout": [{"extents": 28, "runs": 3, "run_bytes": 1.16e8}],
-        "read_ahead_kb": 8192,
-        "random_bytes_per_s": 2e9,
-        "not_measured": {},
-    }
-    found: dict[str, Any] = {
-        "disk_bytes_per_s": 2e9,
-        "compute_s_per_token": 0.04,
-        "load_average": 1.0,
-        "box": {"device": "/dev/vda", "fs": "ext4", "cpus": 2, "ram_bytes": 16e9, "kernel": "6.1"},
-        "model": {"name": "toy", "bytes": 3.2e9, "demand_bytes_per_token": 400_000_000},
-        "counters": {"follows": ["process"], "source": "process"},
-        "memory": {
-            "limit_bytes": 4e9,
-            "limit_source": "/sys/fs/cgroup/memory.max",
-            "cgroup": 2,
-            "available_bytes": 3e9,
-            "swaps": [{"name": "zram0", "kind": "zram", "bytes": 1e9, "used_bytes": 0}],
-            "lock_bytes": 8_388_608,
-            "huge_pages": "madvise",
-            "copy_bytes_per_s": {"1": rate(5e9)["bytes_per_s"], "2": rate(8e9)["bytes_per_s"]},
-        },
-        "compute": {
-            "model": "itself",
-            "reason": None,
-            "best": {"threads": 2, "s_per_token": 0.04, "prefill_tok_per_s": 90.0},
-            "by_threads": {
-                "1": {"s_per_token": {"median": 0.07, "spread": 0.1}},
-                "2": {"s_per_token": {"median": 0.04, "spread": 0.1}},
-            },
-        },
-        "doubts": [],
-    }
-    found["disk"] = {**disk, **changes.pop("disk", {})}
-    return {**found, **changes}
+from moestream.probe.text_tables import tables
+from probe_documents import document, rate
 
 
 def test_the_lines_of_a_whole_document() -> None:
@@ -91,9 +17,8 @@ def test_the_lines_of_a_whole_document() -> None:
         "threads:1 is enough at 900 MB/s (best 900 MB/s, one at a time 900 MB/s)",
         "page cache  warm 5.00 GB/s by one thread, best 7.00 GB/s by 4 threads, 2 pieces a slab, in file order "
         "9.00 GB/s; cold through it 500 MB/s",
-        "mapping     copied out warm 4.00 GB/s, cold 100 MB/s; touched cold: normal 50.0 MB/s, willneed 600 MB/s; "
-        "faults read 14.5 bytes for each one touched (read-ahead 8192 KiB)",
-        "destination cold align4k 1.50 GB/s, huge 2.50 GB/s",
+        "mapping     copied out warm 4.00 GB/s, cold 100 MB/s; faults read 14.5 bytes for each one touched; "
+        "touched cold 50.0 MB/s, best with willneed 600 MB/s",
         "device      1.2 operations a read of 500 kB each, the file lies in 3 runs of 116 MB, read-ahead 8192 KiB",
         "counters    /proc/self/io follows what is read; the cgroup's block counter, the block device's do not",
         "memory      limit 4.00 GB (/sys/fs/cgroup/memory.max, cgroup v2), 3.00 GB available, swap 1.00 GB of zram, "
@@ -105,7 +30,7 @@ def test_the_lines_of_a_whole_document() -> None:
     ]
 
 
-def test_parts_that_were_not_measured_have_no_line_and_no_figure() -> None:
+def test_there_are_ten_lines_whatever_was_measured() -> None:
     bare = {
         "direct": False,
         "cold_checked": True,
@@ -126,9 +51,50 @@ def test_parts_that_were_not_measured_have_no_line_and_no_figure() -> None:
     )
     made["disk"] = bare
     found = list(lines(made))
-    assert [line.split("  ")[0] for line in found[1:]] == ["counters", "memory", "compute"]
-    assert "none follows" in found[1]
-    assert found[3].endswith("not measured: no model")
+    assert len(found) == 10
+    rows = {line[:12].strip(): line[12:] for line in found[1:]}
+    silent = ("sequential", "random", "page cache", "mapping", "device")
+    assert [rows[name] for name in silent] == ["not measured"] * 5
+    assert "none follows" in rows["counters"]
+    assert rows["compute"] == "not measured: no model"
+    assert "--model MODEL" in rows["a token"]
+
+
+def test_a_line_a_doubt_comes_below_the_ten() -> None:
+    found = list(lines(document(doubts=["the box is busy; probe again"])))
+    assert len(found) == 11
+    assert found[10] == "doubt: the box is busy; probe again"
+
+
+def test_the_tables_hold_what_the_lines_leave_out() -> None:
+    table = [
+        {"how": "pread, 1 thread", "state": "warm", "bytes_per_s": 5e9, "s_per_route": 0.00123},
+        {"how": "pread, 4 threads", "state": "cold, uncached", "bytes_per_s": 2e9, "s_per_route": None},
+    ]
+    found = list(tables(document(disk={"expert_read": table})))
+    assert found == [
+        "",
+        "One layer's routed experts",
+        "  how               state           rate       a route",
+        "  pread, 1 thread   warm            5.00 GB/s  1.23 ms",
+        "  pread, 4 threads  cold, uncached  2.00 GB/s  -",
+        "",
+        "Slabs from the page cache, by threads and pieces of a slab",
+        "  threads  1 piece    2 pieces",
+        "  1        5.00 GB/s  -",
+        "  4        6.00 GB/s  7.00 GB/s",
+        "",
+        "A cold mapping, by advice",
+        "  advice    rate       spread",
+        "  normal    50.0 MB/s  10%",
+        "  willneed  600 MB/s   10%",
+        "",
+        "Cold reads, by where they land",
+        "  destination  rate       spread",
+        "  align4k      1.50 GB/s  10%",
+        "  huge         2.50 GB/s  10%",
+    ]
+    assert list(tables(document(disk={"expert_read": [], "grid": {"cold": {}, "warm": {}}}))) == found[10:]
 
 
 def test_a_processor_slower_than_the_disk_is_told() -> None:
@@ -141,7 +107,8 @@ def test_quiet_figures_are_not_doubted() -> None:
 
 def test_each_doubt_has_its_threshold_and_its_remedy() -> None:
     assert doubts(document(disk={"direct": False})) == [
-        "the file system refuses O_DIRECT: cold reads went through the page cache"
+        "the file system refuses O_DIRECT: cold reads went through the page cache; put the model on one that has it "
+        "(ext4, xfs, btrfs) and probe again"
     ]
     assert "own it, or copy it" in doubts(document(disk={"cold_checked": False}))[0]
     drifting = {"uring:8": rate(2e9, spread=0.51)}

@@ -44,9 +44,15 @@ QUICK = ComputeScope(False, 16, 1.0, 12.0)
 
 
 def thread_counts(cpus: int, every: bool) -> list[int]:
-    """All processors first, then one, then the powers of two between."""
-    between = [1 << bit for bit in range(1, cpus.bit_length()) if 1 << bit < cpus]
-    return list(dict.fromkeys([cpus, 1, *between])) if every else [cpus]
+    """All processors first, then one, the powers of two between, and the rest: where time is up, the shape is there."""
+    return list(dict.fromkeys([*doublings(cpus), *range(2, cpus)])) if every else [cpus]
+
+
+def doublings(cpus: int) -> list[int]:
+    """All processors, one, and the powers of two between."""
+    return list(
+        dict.fromkeys([cpus, 1, *(1 << bit for bit in range(1, cpus.bit_length()) if 1 << bit < cpus)])
+    )
 
 
 def run_worker(command: Sequence[str], seconds: float) -> tuple[int | None, str, str]:

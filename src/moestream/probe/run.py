@@ -116,7 +116,8 @@ def _disk(
 
 
 def _memory(quick: bool) -> dict[str, Any]:
-    counts = tuple(sorted(compute.thread_counts(Box().cpus(), not quick)))
+    cpus = Box().cpus()
+    counts = (cpus,) if quick else tuple(sorted(compute.doublings(cpus)))
     return {**memory_facts(), "copy_bytes_per_s": copy_rates(counts, 0.05 if quick else 0.15)}
 
 
@@ -146,7 +147,10 @@ def doubts(document: dict[str, Any]) -> list[str]:
     found = []
     measured = document["disk"]
     if not measured["direct"]:
-        found.append("the file system refuses O_DIRECT: cold reads went through the page cache")
+        found.append(
+            "the file system refuses O_DIRECT: cold reads went through the page cache; put the model on one that "
+            "has it (ext4, xfs, btrfs) and probe again"
+        )
     if not measured["cold_checked"]:
         found.append(
             "the file is another user's: the kernel does not say whether it was cold; own it, or copy it"

@@ -1,4 +1,4 @@
-"""A probe's document in about ten lines for people. Text only; it decides nothing."""
+"""A probe's document in ten lines for people, and its tables. Text only; it decides nothing."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ _SOURCES = {
 
 
 def lines(document: dict[str, Any]) -> Iterator[str]:
-    """The lines, in the order of what limits what; those of parts that were not measured are left out."""
-    measured, memory = document["disk"], document["memory"]
+    """Ten lines, in the order of what limits what, then a line a doubt."""
+    measured = document["disk"]
     yield _box(document)
-    yield from _row("sequential", _sequential(measured))
-    yield from _row("random", _random(measured))
-    yield from _row("page cache", _page_cache(measured))
-    yield from _row("mapping", _mapping(measured))
-    yield from _row("destination", _destination(measured))
-    yield from _row("device", _device(measured))
-    yield from _row("counters", _counters(document["counters"]))
-    yield from _row("memory", _memory(memory))
-    yield from _row("compute", _compute(document["compute"]))
-    yield from _row("a token", _token(document))
+    yield _row("sequential", _sequential(measured))
+    yield _row("random", _random(measured))
+    yield _row("page cache", _page_cache(measured))
+    yield _row("mapping", _mapping(measured))
+    yield _row("device", _device(measured))
+    yield _row("counters", _counters(document["counters"]))
+    yield _row("memory", _memory(document["memory"]))
+    yield _row("compute", _compute(document["compute"]))
+    yield _row("a token", _token(document))
     for doubt in document["doubts"]:
         yield f"doubt: {doubt}"
 
 
-def _row(name: str, text: str) -> Iterator[str]:
-    if text:
-        yield f"{name:<12}{text}"
+def _row(name: str, text: str) -> str:
+    return f"{name:<12}{text or 'not measured'}"
 
 
 def _box(document: dict[str, Any]) -> str:
@@ -99,21 +97,13 @@ def _mapping(measured: dict[str, Any]) -> str:
             ("cold", _per_s(measured.get("mapped_cold", {}), "memcpy:1")),
         ]
     )
-    asked = _joined([(name, _per_s(advice, name)) for name in advice])
-    text += f"; touched cold: {asked}" if asked else ""
     faults = advice.get("normal", {}).get("amplification")
     if faults is not None:
-        text += f"; faults read {faults:.1f} bytes for each one touched (read-ahead {measured['read_ahead_kb']} KiB)"
+        text += f"; faults read {faults:.1f} bytes for each one touched"
+    if advice:
+        best = max(advice, key=lambda name: advice[name]["bytes_per_s"]["median"])
+        text += f"; touched cold {_per_s(advice, 'normal') or '?'}, best with {best} {_per_s(advice, best)}"
     return text
-
-
-def _destination(measured: dict[str, Any]) -> str:
-    parts = []
-    for state in ("cold", "warm"):
-        group = measured.get(f"alignment_{state}", {})
-        if group:
-            parts.append(f"{state} " + _joined([(name, _per_s(group, name)) for name in group]))
-    return "; ".join(parts)
 
 
 def _device(measured: dict[str, Any]) -> str:
@@ -180,7 +170,9 @@ def _compute(found: dict[str, Any]) -> str:
 
 def _token(document: dict[str, Any]) -> str:
     model, rate = document["model"], document["disk_bytes_per_s"]
-    if model is None or not rate or not model["demand_bytes_per_token"]:
+    if model is None:
+        return "nothing can be said without a model: --model MODEL"
+    if not rate or not model["demand_bytes_per_token"]:
         return ""
     demand = model["demand_bytes_per_token"]
     text = f"asks for {format_bytes(demand)} of experts: {demand / rate * 1e3:.0f} ms of disk if none is in memory"
