@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -25,10 +27,12 @@ ARENAS = (
     "arena+sync+none",
     "arena/buffered",
 )
-#: prctl of a seccomp filter that answers io_uring_setup (425) with EPERM and allows the rest.
-NO_IO_URING = """
+#: prctl of a seccomp filter that answers the system calls of these numbers with an error and allows the rest.
+_REFUSING = """
 import ctypes, struct
-code = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+numbers, error = {numbers}, {error}
+jumps = [(0x15, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
+code = [(0x20, 0, 0, 0), *jumps, (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | error)]
 filter_ = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
 class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
@@ -37,6 +41,10 @@ program = Program(len(code), ctypes.addressof(filter_))
 assert libc.prctl(38, 1, 0, 0, 0) == 0
 assert libc.prctl(22, 2, ctypes.byref(program)) == 0, ctypes.get_errno()
 """
+#: io_uring_setup has one number everywhere; madvise and fadvise64 have not.
+NO_IO_URING = _REFUSING.format(numbers=[425], error=errno.EPERM)
+_ADVICE = {"x86_64": [28, 221], "aarch64": [233, 223]}.get(platform.machine(), [])
+NO_ADVICE = _REFUSING.format(numbers=_ADVICE, error=errno.EINVAL)
 
 
 @pytest.fixture
@@ -228,6 +236,58 @@ def test_io_uring_refused(mechanism: str, tiny) -> None:
     refused = run_child(path, "1GiB", mechanism, first=NO_IO_URING, strict=True)
     assert refused["error"] == "EngagementError"
     assert "io_uring is refused" in refused["text"]
+
+
+@pytest.mark.skipif(not _ADVICE, reason="the numbers of madvise and fadvise64 are not known here")
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        "arena/buffered",
+        "mapped+willneed+mlock",
+        "mapped+fault+mlock",
+        "mapped/random+fault",
+        "mapped/random+tiered",
+        "mapped+pread+dontneed:0",
+    ],
+)
+def test_advice_that_is_promised_and_refused_refuses_the_load(mechanism: str, tiny) -> None:
+    result = run_child(tiny("olmoe"), "1GiB", mechanism, first=NO_ADVICE)
+    assert result["error"] in ("RefusedError", "EngagementError")
+    assert "Invalid argument" in result["text"]
+    assert "\n" not in result["text"]
+
+
+@pytest.mark.skipif(not _ADVICE, reason="the numbers of madvise and fadvise64 are not known here")
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        "cow/buffered",
+        "mapped+willneed",
+        "mapped+fadvise",
+        "mapped+pread+willneed",
+        "mapped+willneed+background:1",
+    ],
+)
+def test_advice_that_fails_while_it_runs_ends_the_labs_run(mechanism: str, tiny, tmp_path: Path) -> None:
+    document = tmp_path / "document.json"
+    module = "import runpy; runpy.run_module('moestream.lab.worker', run_name='__main__', alter_sys=True)"
+    words = ["-p", "ab", "-n", "6", "--ctx", "128", "--ram", "1GiB", "--mechanism", mechanism]
+    done = subprocess.run(
+        [sys.executable, "-c", NO_ADVICE + module, str(tiny("olmoe")), *words, "--json", str(document)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "Invalid argument" in done.stderr.splitlines()[-1]
+    assert not document.exists()
+
+
+@pytest.mark.skipif(not _ADVICE, reason="the numbers of madvise and fadvise64 are not known here")
+def test_a_mechanism_that_promises_no_advice_needs_none(tiny) -> None:
+    result = run_child(tiny("olmoe"), "1GiB", "mapped+fault", first=NO_ADVICE)
+    assert result["fallbacks"] == []
+    assert result["digests"] == run_child(tiny("olmoe"), "1GiB", "mapped+fault")["digests"]
 
 
 def test_direct_refused(tiny, tmp_path: Path) -> None:

@@ -95,8 +95,10 @@ void FileCopy::copy(int source, const std::string& path, const std::function<voi
         write_all(fd_, buffer.data(), static_cast<size_t>(got), at);
         // Neither the file nor its copy is to fill the memory that a cap leaves.
         if (fdatasync(fd_) != 0) refuse("the copy of the model cannot be written", errno);
-        posix_fadvise(fd_, static_cast<off_t>(at), got, POSIX_FADV_DONTNEED);
-        posix_fadvise(source, static_cast<off_t>(at), got, POSIX_FADV_DONTNEED);
+        for (const int fd : {fd_, source}) {
+            const int error = posix_fadvise(fd, static_cast<off_t>(at), got, POSIX_FADV_DONTNEED);
+            if (error != 0) refuse("what is copied of the model stays in the page cache", error);
+        }
         at += static_cast<uint64_t>(got);
         progress(at);
     }

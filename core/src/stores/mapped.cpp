@@ -105,7 +105,9 @@ MappedStore::MappedStore(const SlabIndex& index, const StoreOptions& options)
     for (uint32_t s = 0; s < regions_.size(); ++s) {
         const auto& region = regions_[s];
         // What a read brings beside its slab would come when the slab has been dropped already.
-        if (policy_ != nullptr) posix_fadvise(region.buffered_fd, 0, 0, POSIX_FADV_RANDOM);
+        if (policy_ != nullptr) {
+            require_advice(s, "POSIX_FADV_RANDOM", posix_fadvise(region.buffered_fd, 0, 0, POSIX_FADV_RANDOM));
+        }
         warmer_->open(index.shards()[s].path, region.buffered_fd, region.fd == region.buffered_fd ? -1 : region.fd);
     }
     uint32_t widest = 0;

@@ -55,7 +55,9 @@ void ShardedStore::open_shards(bool direct) {
         if (region.buffered_fd < 0) throw Error(ErrorKind::refused, path + ": " + std::strerror(errno));
         region.fd = region.buffered_fd;
         // What is kept takes memory: no more than the slabs that were asked for.
-        if (options_.keep_cached) posix_fadvise(region.buffered_fd, 0, 0, POSIX_FADV_RANDOM);
+        if (options_.keep_cached) {
+            require_advice(s, "POSIX_FADV_RANDOM", posix_fadvise(region.buffered_fd, 0, 0, POSIX_FADV_RANDOM));
+        }
         if (!direct) continue;
         const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
         if (fd >= 0 && reads_directly(fd, region.bytes)) {
@@ -113,11 +115,22 @@ void ShardedStore::fail_read(uint32_t expert, uint32_t slot, const Completion& c
                                (completion.error == ENODATA ? "the file ends early" : std::strerror(completion.error)));
 }
 
-void ShardedStore::forget_cached(uint32_t tensor, uint32_t id) const {
+void ShardedStore::require_advice(uint32_t shard, const char* advice, int error) const {
+    if (error == 0) return;
+    throw Error(ErrorKind::refused, index_.shards()[shard].path + ": the kernel refuses " + advice + " (" +
+                                        std::strerror(error) + "), which this mechanism relies on: use arena");
+}
+
+void ShardedStore::forget_cached(uint32_t tensor, uint32_t id) {
     const auto& region = regions_[index_.tensors()[tensor].shard];
     if (region.fd != region.buffered_fd || options_.keep_cached) return;
-    posix_fadvise(region.fd, static_cast<off_t>(geometry_.movable_offset(tensor, id)),
-                  static_cast<off_t>(geometry_.movable_bytes(tensor)), POSIX_FADV_DONTNEED);
+    const int error =
+        posix_fadvise(region.fd, static_cast<off_t>(geometry_.movable_offset(tensor, id)),
+                      static_cast<off_t>(geometry_.movable_bytes(tensor)), POSIX_FADV_DONTNEED);
+    if (error != 0) {
+        fail(error, index_.shards()[index_.tensors()[tensor].shard].path +
+                        ": what was read stays in the page cache: " + std::strerror(error));
+    }
 }
 
 // Locking faults pages in, and each fault would read ahead (by megabytes, on some boxes) into slabs that are not
@@ -126,16 +139,21 @@ void ShardedStore::lock_exactly() {
     for (uint32_t s = 0; s < regions_.size(); ++s) {
         const auto& region = regions_[s];
         if (region.base == nullptr || region.locked) continue;
-        madvise(region.base + region.begin, region.end - region.begin, MADV_RANDOM);
+        char* begin = region.base + region.begin;
+        require_advice(s, "MADV_RANDOM", madvise(begin, region.end - region.begin, MADV_RANDOM) == 0 ? 0 : errno);
         for (const auto& range : resident(s)) {
             const uint64_t start = range.begin / kPage * kPage;
-            madvise(region.base + start, range.end - start, MADV_WILLNEED);
+            const bool taken = madvise(region.base + start, range.end - start, MADV_WILLNEED) == 0;
+            require_advice(s, "MADV_WILLNEED", taken ? 0 : errno);
             counters_.dense_bytes += range.end - range.begin;
         }
     }
     lock_resident();
-    for (const auto& region : regions_) {
-        if (region.base != nullptr) madvise(region.base + region.begin, region.end - region.begin, MADV_NORMAL);
+    for (uint32_t s = 0; s < regions_.size(); ++s) {
+        const auto& region = regions_[s];
+        if (region.base == nullptr) continue;
+        char* begin = region.base + region.begin;
+        require_advice(s, "MADV_NORMAL", madvise(begin, region.end - region.begin, MADV_NORMAL) == 0 ? 0 : errno);
     }
 }
 
@@ -220,12 +238,13 @@ void ShardedStore::read_resident(Reader& reader) {
 void ShardedStore::forget_load(uint32_t shard) const {
     const int fd = regions_[shard].fd;
     if (!options_.keep_cached) {
-        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        require_advice(shard, "POSIX_FADV_DONTNEED", posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED));
         return;
     }
     for (const auto& range : resident(shard)) {
-        posix_fadvise(fd, static_cast<off_t>(range.begin), static_cast<off_t>(range.end - range.begin),
-                      POSIX_FADV_DONTNEED);
+        require_advice(shard, "POSIX_FADV_DONTNEED",
+                       posix_fadvise(fd, static_cast<off_t>(range.begin), static_cast<off_t>(range.end - range.begin),
+                                     POSIX_FADV_DONTNEED));
     }
 }
 

@@ -44,7 +44,8 @@ class ShardedStore : public Store {
     void read_resident(Reader& reader);
     // mlock of the resident ranges; a refusal is a named fallback.
     void lock_resident();
-    // The same of a file mapping, asked for by name first so that no fault reads ahead into slabs.
+    // The same of a file mapping, asked for by name first so that no fault reads ahead into slabs. Throws
+    // Error(refused) where the kernel takes no advice.
     void lock_exactly();
     // The cache of the movable experts, so many of each part.
     std::unique_ptr<ExpertCache> make_expert_cache(std::span<const uint32_t> capacities) const;
@@ -54,8 +55,11 @@ class ShardedStore : public Store {
     void fail_read(uint32_t expert, uint32_t slot, const Completion& completion);
     // A buffered read leaves its bytes in the page cache too, where they would only take memory from experts: they are
     // dropped, but for slabs with `keep_cached`.
-    void forget_cached(uint32_t tensor, uint32_t id) const;
+    // What the kernel refuses to drop is a failure; of the load, an Error(refused).
+    void forget_cached(uint32_t tensor, uint32_t id);
     void forget_load(uint32_t shard) const;
+    // Advice that the mechanism promises: `error` is what the call came to. Throws Error(refused) but for 0.
+    void require_advice(uint32_t shard, const char* advice, int error) const;
     void open_shards(bool direct);
     // The shard's ranges that never move, within what is mapped of it.
     std::vector<Geometry::Range> resident(uint32_t shard) const;

@@ -53,7 +53,7 @@ class Tiered : public Warmer {
                 error = errno;
                 continue;
             }
-            if (advice_ != MADV_NORMAL) madvise(cover.at, cover.bytes, advice_);
+            if (advice_ != MADV_NORMAL && madvise(cover.at, cover.bytes, advice_) != 0) error = errno;
             covered_ -= cover.bytes;
             cover = {};
         }
