@@ -392,6 +392,23 @@ def test_what_was_run_before_is_not_run_again() -> None:
     assert finished.ran == [] and finished.begun == []
 
 
+@pytest.mark.parametrize(
+    "older",
+    [{"asked": "arena/fresh"}, {"cap_bytes": 1 << 30}, {"tokens": 7}, {"threads": 3}, {"valid": False}],
+)
+def test_a_run_made_as_its_arm_was_asked_for_before_is_made_again(older: dict[str, Any]) -> None:
+    one = find("recycling")
+    order = jobs(one, one.quick, DEMO)
+    earlier = [made_record(job) for job in order]
+    earlier[2] = {**earlier[2], **older}
+    fake = Fake()
+    run_experiment(one, fake, DEMO, quick=True, earlier=earlier)
+    assert [job.key for job in fake.ran] == [order[2].key]
+    none = Fake()
+    run_experiment(one, none, DEMO, quick=True, earlier=[*earlier, made_record(order[2])])
+    assert none.ran == [], "what was made again is taken"
+
+
 def test_a_single_time_says_nothing_and_a_single_count_does() -> None:
     document = {**MINIMAL, "settings": {"prompts": ["prose"], "repeats": 1}}
     timed = run_experiment(parse(document, "one"), Fake({"one": 99.0}), DEMO)

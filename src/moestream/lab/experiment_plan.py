@@ -6,7 +6,7 @@ token reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -72,6 +72,17 @@ class Job:
     def key(self) -> Step:
         """What tells it from the experiment's other runs."""
         return self.arm.key, self.prompt, self.round
+
+    def made(self, record: Mapping[str, Any]) -> bool:
+        """Is the record of this run? One of that name may be older than what its arm asks for today."""
+        return (
+            (record["arm"], record["prompt"], record["round"]) == self.key
+            and (record["asked"], record["cap_bytes"]) == (self.arm.mechanism, self.cap_bytes)
+            and all(
+                record.get(name, getattr(self, name)) == getattr(self, name)
+                for name in ("tokens", "threads", "ctx")
+            )
+        )
 
     @property
     def same_run(self) -> tuple[Any, ...]:

@@ -112,9 +112,7 @@ def _runs(
     order: Sequence[Job], executor: Executor, earlier: Sequence[Record], seen: _Seen, watch: Watch
 ) -> list[Record]:
     """Make every run that is not among the earlier ones; the records that may be counted."""
-    done = {
-        (record["arm"], record["prompt"], record["round"]): record for record in earlier if usable(record)
-    }
+    done = {job.key: record for record in earlier if usable(record) for job in order if job.made(record)}
     records: list[Record] = [done[job.key] for job in order if job.key in done]
     todo = [job for job in order if job.key not in done]
     if todo:
