@@ -6,9 +6,9 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from moestream.box.accounts import process_counter
 from moestream.stats import Step, phase_summary
 
 _NS = 1e-9
@@ -18,13 +18,7 @@ MAX_STEPS = 1 << 20
 
 def _read_bytes_os() -> int:
     """Bytes this process had the device read, by the kernel's account; 0 where the kernel keeps none."""
-    try:
-        for line in Path("/proc/self/io").read_text().splitlines():
-            if line.startswith("read_bytes:"):
-                return int(line.split()[1])
-    except OSError:
-        return 0
-    return 0
+    return process_counter() or 0
 
 
 #: The core's counters of a model that has no store: a dense one, or stock llama.cpp.

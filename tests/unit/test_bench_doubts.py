@@ -263,6 +263,15 @@ _IDLE = {"bytes_read": 0, "hits": 0, "tokens": 16, "step_ms": [1.0] * 16}
         ),
         (
             DEFAULT,
+            {
+                "document__mechanism": mechanism(
+                    DEFAULT, effective="mapped+fault+dontneed:0", engaged={"bytes dropped after use": 0}
+                )
+            },
+            "inactive: bytes dropped after use: 0 of mapped+fault",
+        ),
+        (
+            DEFAULT,
             {"document__mechanism": mechanism(DEFAULT, effective="arena", fallbacks=["no io_uring"])},
             "fell back: no io_uring",
         ),

@@ -158,10 +158,10 @@ def _engaged(record: Record) -> list[str]:
         return [Reason.FELL_BACK.of(str(error))]
     if asked != "default" and mechanism["effective"] != str(wanted):
         return [Reason.FELL_BACK.of(f"{mechanism['effective']} ran, {wanted} was asked for")]
-    if wanted.store == "resident" or wanted.reader == "fault" or record["cap_bytes"] is None:
+    if wanted.store == "resident" or record["cap_bytes"] is None:
         return []
     phases = [record["document"].get(name) or {} for name in ("prefill", "decode")]
-    if not any(phase.get("bytes_read") or phase.get("hits") for phase in phases):
+    if wanted.reader != "fault" and not any(phase.get("bytes_read") or phase.get("hits") for phase in phases):
         return [Reason.INACTIVE.of(f"{wanted.reader} asked for nothing")]
     broken = broken_promises(wanted, mechanism.get("engaged") or {})
     return [Reason.INACTIVE.of(f"{', '.join(broken)}: 0 of {wanted}")] if broken else []
