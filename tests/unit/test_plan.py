@@ -360,6 +360,23 @@ def test_the_command_prints_the_plan(command: Callable[..., Result]) -> None:
         assert word in text
 
 
+def test_a_kept_probe_names_the_reader_that_is_enough(
+    command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {
+        "disk_bytes_per_s": 2e9,
+        "compute_s_per_token": 0.05,
+        "measured_at": time.time(),
+        "disk": {"reader": "uring:16"},
+    }
+    monkeypatch.setattr("moestream.cli.plan.saved_probe", lambda model: kept)
+    words = ("--ram", "4GiB", "--mechanism", "arena")
+    assert "reader     uring:16 is enough for this disk, probed" in command(*words).stdout
+    assert json.loads(command(*words, "--json").stdout)["probe"]["reader"] == "uring:16"
+    monkeypatch.setattr("moestream.cli.plan.saved_probe", lambda model: {**kept, "disk": {}})
+    assert "is enough for this disk" not in command(*words).stdout
+
+
 def test_the_commands_smallest_cap_works(command: Callable[..., Result]) -> None:
     refused = command("--ram", "1MB", "--mechanism", "arena").exception
     assert isinstance(refused, BudgetError)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import moestream._core as _core
-from ggufs import dense_tensors, moe_tensors, write_gguf
+from ggufs import Q, dense_tensors, expert_tensors, moe_tensors, write_gguf
 from moestream.errors import RefusedError
 from moestream.model import Model, read_model
 from moestream.probe import disk
@@ -255,6 +255,60 @@ def test_a_depth_of_too_many_bytes_in_flight_is_left_out(sample: Sample) -> None
     keys = [c.key for c in disk.Disk(large, SCOPE, None, uring=True, huge_pages=True).cases()]
     assert "random/uring:1" in keys
     assert "random/uring:2" not in keys
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Sample:
+    """Of a model whose down projections are of another type, and so of another size."""
+    shape = {"n_embd": 256, "n_ff": 512}
+    tensors = dense_tensors(2, 256)
+    for layer in range(2):
+        tensors += expert_tensors(layer, ("gate", "up"), **shape)
+        tensors += expert_tensors(layer, ("down",), quant=Q.Q4_0, **shape)
+    return model_sample(read_model(write_gguf(tmp_path / "mixed.gguf", tensors)))
+
+
+def test_slabs_of_each_size_are_taken_by_themselves(mixed: Sample, sample: Sample) -> None:
+    assert sample.by_size == {}
+    small, large = sorted(mixed.by_size)
+    assert (small, large) == (256 * 512 // 32 * 18, 256 * 512 // 32 * 34)
+    assert sorted([*mixed.by_size[small], *mixed.by_size[large]]) == sorted(mixed.ranges)
+    first, second = mixed.take(1, size=small), mixed.take(1, size=small)
+    assert first != second
+    # Whole pages: one more than the slab fills, at most two.
+    assert all(small <= row[2] <= small + 2 * PAGE for row in (*first, *second))
+    assert sorted(mixed.take(1 << 40, size=large)) == sorted(mixed.by_size[large])
+
+
+def test_mixed_sizes_are_measured_each_by_itself(mixed: Sample, sample: Sample) -> None:
+    def keys(one: Sample, uring: bool) -> list[str]:
+        cases = disk.Disk(one, disk.FULL, None, uring=uring, huge_pages=False).cases()
+        return [case.key for case in cases if case.key.startswith("sizes/")]
+
+    small, large = sorted(mixed.by_size)
+    assert keys(sample, uring=True) == []
+    assert keys(mixed, uring=True) == [f"sizes/{s}/uring:{n}" for s in (small, large) for n in (1, 8, 32)]
+    assert keys(mixed, uring=False) == [f"sizes/{s}/threads:{n}" for s in (small, large) for n in (1, 4)]
+    measured = disk.Disk(mixed, SCOPE, None, uring=False, huge_pages=False).measure(groups=("sizes",))
+    found = disk.tables(measured, mixed)
+    assert {size: set(of) for size, of in found["sizes"].items()} == {
+        str(size): {"threads:1", "threads:4"} for size in (small, large)
+    }
+    for size, of in found["sizes"].items():
+        assert int(size) <= of["threads:1"]["read_bytes"] <= int(size) + 2 * PAGE
+    # They are no part of the disk's rate, which is of slabs as they come.
+    assert found["random_bytes_per_s"] is None
+
+
+def test_the_reader_that_is_enough_is_named(sample: Sample) -> None:
+    def tables(**rates: int) -> str | None:
+        shots = {f"random/{key.replace('_', ':')}": [Shot(rate, 1, 1.0)] for key, rate in rates.items()}
+        reader: str | None = disk.tables(Measured(shots), sample)["reader"]
+        return reader
+
+    assert tables(uring_1=10, uring_8=97, uring_32=100, threads_4=90) == "uring:8"
+    assert tables(uring_8=50, threads_4=90) == "threads:4"
+    assert tables() is None
 
 
 def test_tables_of_nothing_say_so(sample: Sample) -> None:

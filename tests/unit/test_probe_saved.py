@@ -148,4 +148,9 @@ def test_plan_takes_its_ceilings_from_a_probe_and_measures_without_one(
     save_probe(document(model))
     found = find_ceilings(model)
     assert (found.disk_bytes_per_s, found.compute_s_per_token, found.age_s) == (2e9, 0.03, 60.0)
+    assert found.reader is None
     assert len(asked) == 1
+    save_probe(document(model, disk={"reader": "uring:16"}))
+    assert find_ceilings(model).reader == "uring:16"
+    save_probe(document(model, disk=[]))
+    assert find_ceilings(model).reader is None

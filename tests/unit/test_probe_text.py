@@ -97,6 +97,18 @@ def test_the_tables_hold_what_the_lines_leave_out() -> None:
     assert list(tables(document(disk={"expert_read": [], "grid": {"cold": {}, "warm": {}}}))) == found[10:]
 
 
+def test_slabs_of_several_sizes_are_named_and_have_a_table() -> None:
+    sizes = {"500000": {"uring:1": rate(1e9), "uring:8": rate(2e9)}, "900000": {"uring:8": rate(2.5e9)}}
+    made = document(disk={"sizes": sizes, "expert_read": []})
+    assert list(lines(made))[2].startswith("random      slabs of 500 kB and 900 kB: uring:8 is enough")
+    assert list(tables(made))[1:5] == [
+        "Slabs from the disk, by their size",
+        "  slab    uring:1    uring:8",
+        "  500 kB  1.00 GB/s  2.00 GB/s",
+        "  900 kB  -          2.50 GB/s",
+    ]
+
+
 def test_a_processor_slower_than_the_disk_is_told() -> None:
     assert list(lines(document(compute_s_per_token=0.3)))[-1].endswith("the processor limits")
 

@@ -13,7 +13,7 @@ from moestream.box import Box, DiskRate, disk_rate, process_memory
 from moestream.mechanism import DEFAULT, Mechanism
 from moestream.model import check_architecture, locate, read_model
 from moestream.plan import Plan, process_bytes
-from moestream.probe import saved_probe
+from moestream.probe import reader_of, saved_probe
 from moestream.units import format_age, format_bytes, parse_size
 
 if TYPE_CHECKING:
@@ -75,12 +75,14 @@ def plan(
 
 @dataclasses.dataclass(frozen=True)
 class Ceilings:
-    """What bounds a speed: a saved probe's figures, or the disk's rate alone. ``age_s``: since it was measured."""
+    """What bounds a speed: a saved probe's figures, or the disk's rate alone. ``age_s``: since it was measured;
+    ``reader``: the one that is enough for this disk, by the probe."""
 
     disk_bytes_per_s: float | None
     compute_s_per_token: float | None
     rate: DiskRate | None = None
     age_s: float = 0.0
+    reader: str | None = None
 
 
 def find_ceilings(model: Model) -> Ceilings:
@@ -88,7 +90,7 @@ def find_ceilings(model: Model) -> Ceilings:
     probe = saved_probe(model)
     if probe is not None and probe["disk_bytes_per_s"] is not None:
         age = max(0.0, time.time() - probe["measured_at"])
-        return Ceilings(probe["disk_bytes_per_s"], probe["compute_s_per_token"], None, age)
+        return Ceilings(probe["disk_bytes_per_s"], probe["compute_s_per_token"], None, age, reader_of(probe))
     rate = disk_rate(model.paths[0])
     if rate is None:
         return Ceilings(None, None)
@@ -99,7 +101,7 @@ def describe(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int) -> dict[s
     """The plan as plain JSON values. ``disk`` is a rate measured for planning; ``probe`` what took its place."""
     rate, probe = ceilings.rate, None
     if rate is None and ceilings.disk_bytes_per_s is not None:
-        names = ("disk_bytes_per_s", "compute_s_per_token", "age_s")
+        names = ("disk_bytes_per_s", "compute_s_per_token", "age_s", "reader")
         probe = {name: getattr(ceilings, name) for name in names}
     values = dataclasses.asdict(plan)
     values["mechanism"] = str(plan.mechanism)
@@ -156,6 +158,8 @@ def _facts(model: Model, plan: Plan, ceilings: Ceilings) -> list[str]:
         f"smallest   {plan.smallest_cap_bytes // 10**6}MB is the least cap that works, one token a step",
         _disk_line(ceilings),
     ]
+    if ceilings.reader is not None:
+        lines.append(f"reader     {ceilings.reader} is enough for this disk, probed")
     compute = ceilings.compute_s_per_token
     if compute is not None:
         lines.append(f"compute    {compute * 1e3:.1f} ms a token with all experts in memory, probed")

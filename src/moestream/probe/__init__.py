@@ -6,6 +6,6 @@ holds.
 
 from __future__ import annotations
 
-from moestream.probe.saved import fuller_probe, save_probe, saved_probe, saved_probe_of
+from moestream.probe.saved import fuller_probe, reader_of, save_probe, saved_probe, saved_probe_of
 
-__all__ = ["fuller_probe", "save_probe", "saved_probe", "saved_probe_of"]
+__all__ = ["fuller_probe", "reader_of", "save_probe", "saved_probe", "saved_probe_of"]

@@ -17,6 +17,10 @@ from moestream.probe.schedule import Case, Measured, Shot, figure, knee, rate, r
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)
 THREADS = (1, 2, 4, 8)
+#: Where slabs are of several sizes: what each size is read with by itself, io_uring's depths and threads.
+SIZE_DEPTHS, SIZE_THREADS = (1, 8, 32), (1, 4)
+#: No more sizes than this, those with most bytes: a model of many quantizations has a dozen.
+_MOST_SIZES = 4
 SPLITS = (1, 2, 4)
 PLACES = {"start": 0.0, "middle": 0.5, "end": 1.0}
 #: Destination's alignment in bytes, and whether in huge pages.
@@ -73,7 +77,8 @@ class Disk:
 
     def cases(self) -> list[Case]:
         """Every case of the scope, one of each key."""
-        return [*self._sequential(), *self._random(), *self._warm_reads(), *self._mapped(), *self._aligned()]
+        groups = (self._sequential, self._random, self._sizes, self._warm_reads, self._mapped, self._aligned)
+        return [case for group in groups for case in group()]
 
     def measure(
         self, progress: Callable[[int, int], None] | None = None, groups: Sequence[str] = ()
@@ -99,7 +104,8 @@ class Disk:
         if group == "sequential":
             self._ranges = self.sample.sequential(PLACES[setting], self.scope.case_bytes)
         else:
-            self._ranges = self.sample.take(self.scope.case_bytes, at_least=16)
+            size = int(setting.partition("/")[0]) if group == "sizes" else None
+            self._ranges = self.sample.take(self.scope.case_bytes, at_least=16, size=size)
         return self.sample.make_cold(self._ranges)
 
     # -- the cases -----------------------------------------------------------------------------------------------
@@ -123,6 +129,15 @@ class Disk:
         for count in (1, 4):
             run = partial(self._read, f"threads:{count}", count, direct=False)
             yield Case(f"buffered/threads:{count}", False, run)
+
+    def _sizes(self) -> Iterator[Case]:
+        name, counts = ("uring", SIZE_DEPTHS) if self.uring else ("threads", SIZE_THREADS)
+        within = self.scope.depths if self.uring else self.scope.threads
+        found = self.sample.by_size
+        for size in sorted(sorted(found, key=lambda size: size * len(found[size]))[-_MOST_SIZES:]):
+            for count in (count for count in counts if count in within):
+                reader = f"{name}:{count}"
+                yield Case(f"sizes/{size}/{reader}", False, partial(self._read, reader, count))
 
     def _warm_reads(self) -> Iterator[Case]:
         for count in self.scope.threads:
@@ -219,6 +234,10 @@ def tables(measured: Measured, sample: Sample) -> dict[str, Any]:
     for key, made in figures.items():
         group, _, setting = key.partition("/")
         groups.setdefault(group.replace("-", "_"), {})[setting] = made
+    sizes: dict[str, dict[str, Any]] = {}
+    for key, made in groups.pop("sizes", {}).items():
+        size, _, reader = key.partition("/")
+        sizes.setdefault(size, {})[reader] = made
     knees = {name: _knee(figures, name) for name in ("uring", "threads")}
     rates = [
         value for key in figures if key.startswith("random/") and (value := rate(figures, key)) is not None
@@ -230,6 +249,8 @@ def tables(measured: Measured, sample: Sample) -> dict[str, Any]:
         "range_bytes": sample.range_bytes,
         "random_bytes_per_s": max(rates, default=None),
         "knee": knees,
+        "reader": _enough(knees),
+        "sizes": sizes,
         **groups,
         "expert_read": _expert_read(figures, sample),
         "grid": {state: _grid(figures, group) for state, group in (("cold", "random"), ("warm", "warm"))},
@@ -248,6 +269,12 @@ def _knee(figures: dict[str, Any], reader: str) -> dict[str, Any] | None:
     return (
         None if at is None else {"at": at, "bytes_per_s": rates[at], "best_bytes_per_s": max(rates.values())}
     )
+
+
+def _enough(knees: dict[str, dict[str, Any] | None]) -> str | None:
+    """The reader at its knee that reads most, as a mechanism names it; None where none was measured."""
+    found = {f"{name}:{knee['at']}": knee["bytes_per_s"] for name, knee in knees.items() if knee is not None}
+    return max(found, key=lambda reader: found[reader], default=None)
 
 
 def _grid(figures: dict[str, Any], group: str) -> dict[str, dict[str, float]]:

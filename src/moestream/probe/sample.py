@@ -46,7 +46,9 @@ class Sample:
     #: Of one route, where the sample is a model's: its experts' slabs together.
     route_bytes: int | None = None
     route_slabs: int = 8
-    _next: int = field(default=0, repr=False)
+    #: The ranges by the bytes of their slab, in random order; {} where all slabs are of one size.
+    by_size: dict[int, list[Range]] = field(default_factory=dict, repr=False)
+    _next: dict[int | None, int] = field(default_factory=dict, repr=False)
 
     @property
     def range_bytes(self) -> int:
@@ -58,14 +60,16 @@ class Sample:
     def names(self) -> list[str]:
         return [str(path) for path in self.files]
 
-    def take(self, length: int, at_least: int = 1) -> list[Range]:
-        """The next ranges, together at least ``length`` bytes and at least ``at_least``; no range twice."""
+    def take(self, length: int, at_least: int = 1, size: int | None = None) -> list[Range]:
+        """The next ranges, together at least ``length`` bytes and at least ``at_least``; no range twice. ``size``: only
+        of slabs of so many bytes."""
+        ranges = self.ranges if size is None else self.by_size[size]
         taken: list[Range] = []
-        total = 0
-        while (total < length or len(taken) < at_least) and len(taken) < len(self.ranges):
-            taken.append(self.ranges[self._next % len(self.ranges)])
+        total, at = 0, self._next.get(size, 0)
+        while (total < length or len(taken) < at_least) and len(taken) < len(ranges):
+            taken.append(ranges[(at + len(taken)) % len(ranges)])
             total += taken[-1][2]
-            self._next += 1
+        self._next[size] = at + len(taken)
         return taken
 
     def sequential(self, share: float, length: int) -> list[Range]:
@@ -129,7 +133,8 @@ def model_sample(model: Model, seed: int = 0) -> Sample:
     """The slabs of a model as the arena reads them, whole pages; blocks where it has no experts. Raises RefusedError
     for a file too small to hold one."""
     sizes = [shard.bytes // PAGE * PAGE for shard in model.shards]
-    ranges = []
+    ranges: list[Range] = []
+    by_size: dict[int, list[Range]] = {}
     for bank in model.banks:
         for tensor in bank.tensors:
             for number in range(tensor.count):
@@ -138,6 +143,7 @@ def model_sample(model: Model, seed: int = 0) -> Sample:
                 last = min(sizes[tensor.shard], -(-(begin + tensor.slab_bytes) // PAGE) * PAGE)
                 if last > first:
                     ranges.append((tensor.shard, first, last - first))
+                    by_size.setdefault(tensor.slab_bytes, []).append(ranges[-1])
     what, route_bytes, route_slabs = "slabs", None, 8
     if ranges:
         bank = max(model.banks, key=lambda bank: bank.used * bank.expert_bytes)
@@ -149,7 +155,12 @@ def model_sample(model: Model, seed: int = 0) -> Sample:
         raise RefusedError(
             f"{model.paths[0]} is too small to measure a disk with: name a larger model, or --dir"
         )
-    return _sample(list(model.paths), what, ranges, seed, route_bytes, route_slabs)
+    sample = _sample(list(model.paths), what, ranges, seed, route_bytes, route_slabs)
+    if len(by_size) > 1:
+        for size, mine in by_size.items():
+            random.Random(seed).shuffle(mine)
+            sample.by_size[size] = mine
+    return sample
 
 
 @contextlib.contextmanager

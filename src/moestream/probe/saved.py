@@ -89,6 +89,13 @@ def saved_probe_of(model_identity: str, now: float | None = None) -> dict[str, A
     return _holding({"model": model_identity, **this_box()}, time.time() if now is None else now)
 
 
+def reader_of(probe: dict[str, Any]) -> str | None:
+    """The reader that is enough for the probed disk (``uring:8``); None of a probe that does not say."""
+    measured = probe.get("disk")
+    found = measured.get("reader") if isinstance(measured, dict) else None
+    return found if isinstance(found, str) else None
+
+
 def _holding(which: dict[str, Any], now: float) -> dict[str, Any] | None:
     found = _read(_place(which))
     if found is None or not 0 <= now - found["measured_at"] <= MAX_AGE_S:

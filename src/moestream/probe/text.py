@@ -70,9 +70,14 @@ def _random(measured: dict[str, Any]) -> str:
                 f"{reader}:{knee['at']} is enough at {format_bytes(knee['bytes_per_s'])}/s (best "
                 f"{format_bytes(knee['best_bytes_per_s'])}/s{f', one at a time {first}' if first else ''})"
             )
-    return (
-        f"{measured['what']} of {format_bytes(measured['range_bytes'])}: " + "; ".join(parts) if parts else ""
-    )
+    return f"{_slabs(measured)}: " + "; ".join(parts) if parts else ""
+
+
+def _slabs(measured: dict[str, Any]) -> str:
+    sizes = [format_bytes(int(size)) for size in measured.get("sizes", {})]
+    if not sizes:
+        return f"{measured['what']} of {format_bytes(measured['range_bytes'])}"
+    return f"{measured['what']} of {', '.join(sizes[:-1])} and {sizes[-1]}"
 
 
 def _page_cache(measured: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ def tables(document: dict[str, Any]) -> Iterator[str]:
     yield from _table(
         "One layer's routed experts", ("how", "state", "rate", "a route"), _expert_read(measured)
     )
+    yield from _sizes(measured.get("sizes", {}))
     for state, title in (("cold", "Slabs from the disk"), ("warm", "Slabs from the page cache")):
         yield from _grid(f"{title}, by threads and pieces of a slab", measured["grid"][state])
     yield from _rates("A cold mapping, by advice", measured.get("advice", {}), "advice")
@@ -34,6 +35,21 @@ def _expert_read(measured: dict[str, Any]) -> list[tuple[str, ...]]:
         )
         for row in measured["expert_read"]
     ]
+
+
+def _sizes(sizes: dict[str, dict[str, Any]]) -> Iterator[str]:
+    readers = list(dict.fromkeys(reader for found in sizes.values() for reader in found))
+    rows = [
+        (
+            format_bytes(int(size)),
+            *(
+                _rate(found[reader]["bytes_per_s"]["median"]) if reader in found else _UNKNOWN
+                for reader in readers
+            ),
+        )
+        for size, found in sizes.items()
+    ]
+    yield from _table("Slabs from the disk, by their size", ("slab", *readers), rows)
 
 
 def _grid(title: str, grid: dict[str, dict[str, float]]) -> Iterator[str]:
