@@ -78,8 +78,8 @@ class Typed:
     @classmethod
     def anywhere(cls, setup: Mapping[str, Any]) -> Typed:
         """Without telling where on a machine things are: to be typed in the model's directory."""
-        name = shlex.quote(setup["model"]["name"])
-        return cls(f"{setup['command']} --out {shlex.quote(setup['out'])}", name, name)
+        name = shlex.quote(str(setup["model"]["name"]))
+        return cls(f"{setup['command']} --out {shlex.quote(str(setup['out']))}", name, name)
 
 
 _TRY = "moestream run {model}{ram}{mechanism} --strict -p test -n 8"
