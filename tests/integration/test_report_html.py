@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from moestream.cli.main import main
+from moestream.reports.screenshot import main as screenshot
 from replay_traces import demo_trace
 from report_records import DEFAULT, MODEL, OTHER_BOX, a_bench, failed, outcome, run, save, save_lab
 from trace_files import save_trace
@@ -95,6 +96,25 @@ def test_nothing_is_wider_than_the_window_and_the_console_is_silent(page: Path, 
     # Speed, steps, split, two caps token by token, curves and heat map; speed, split and tokens of the other box; two
     # experiments.
     assert found["pictures"] == 12
+
+
+def test_screenshots_show_the_page_light_and_dark(page: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    where = [str(page.parent / name) for name in ("a-directory-with-quite-a-long-name-of-its-own", "lab")]
+    assert screenshot([*where, "--out", str(tmp_path)]) == 0
+    for width in (1280, 400):
+        paper = {}
+        for scheme in ("light", "dark"):
+            for path in sorted(tmp_path.glob(f"{width}-{scheme}*.png"), reverse=True):
+                with Image.open(path) as image:
+                    assert image.width == width
+                    greys = image.convert("L").tobytes()
+                # A page has words and pictures down to its end: no part is of one grey.
+                assert len(set(greys)) > 20, path.name
+                paper[scheme] = greys[0]
+        assert paper["light"] > 200
+        assert paper["dark"] < 80
 
 
 def test_the_check_sees_what_it_is_to_see(tmp_path: Path) -> None:
