@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moestream.errors import RefusedError
+from moestream.members import LEFT_TO_THE_KERNEL
 
 STOCK = "stock"
 
@@ -110,7 +111,8 @@ class Arm:
     @property
     def needs_cage(self) -> bool:
         """The kernel decides what these keep, so that only its own limit is a cap to them."""
-        return self.cap_bytes is not None and (self.is_stock or (self.mechanism or "").startswith("mapped"))
+        kernels = self.is_stock or (self.mechanism or "").startswith(LEFT_TO_THE_KERNEL)
+        return self.cap_bytes is not None and kernels
 
     @property
     def label(self) -> str:

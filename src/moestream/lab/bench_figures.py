@@ -41,7 +41,7 @@ def counts_reads(record: Record) -> bool:
 def past_page_cache(record: Record) -> bool:
     """Whether what the engine asked for is what the device read: it held all experts, or read them with O_DIRECT."""
     store, *variants = str(record["document"]["mechanism"]["effective"]).partition("+")[0].split("/")
-    return store in ("arena", "resident") and "buffered" not in variants
+    return store in ("arena", "resident") and not {"buffered", "cached"} & set(variants)
 
 
 def read_source(record: Record) -> str | None:

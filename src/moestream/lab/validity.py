@@ -14,6 +14,7 @@ from typing import Any
 from moestream.errors import MechanismError, RefusedError
 from moestream.lab.bench_engaged import broken_promises
 from moestream.mechanism import Mechanism
+from moestream.members import LEFT_TO_THE_KERNEL
 
 Record = dict[str, Any]
 
@@ -137,7 +138,7 @@ def _cap(record: Record) -> list[str]:
         if peak is not None and peak > cap + CHARGE_SLACK:
             return [Reason.LOST_CAP.of(f"its cgroup held {peak} bytes of {cap}")]
         return []
-    if is_stock(record) or record["asked"].startswith("mapped"):
+    if is_stock(record) or record["asked"].startswith(LEFT_TO_THE_KERNEL):
         return [Reason.LOST_CAP.of("no memory cgroup held it, and what it keeps the kernel decides")]
     if document["peak_rss_bytes"] > cap * UNCAGED_SHARE:
         return [Reason.LOST_CAP.of(f"{document['peak_rss_bytes']} bytes were resident, the cap is {cap}")]
