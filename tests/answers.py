@@ -66,6 +66,7 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
             ram=question["ram"],
             mechanism=question["mechanism"],
             strict=question["strict"],
+            governor=question["governor"],
             n_ctx=CONTEXT,
             n_batch=64,
             n_threads=2,
@@ -88,6 +89,7 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
                 "peak_anon_bytes": peak,
                 "locked_bytes": process_memory().locked_bytes,
                 "counters": llama._engine.counters,
+                "governor": [vars(change) for change in llama.governor.changes] if llama.governor else None,
                 "capacities": llama.plan.capacities if llama.plan is not None else None,
             }
     except moestream.MoestreamError as error:

@@ -124,6 +124,15 @@ void bind_cache(nb::module_& m) {
              nb::arg("expert"), "Take back an early load that was never started.")
         .def("drop", [](ExpertCache& cache, uint32_t expert) { check_expert(cache, expert), cache.drop(expert); },
              nb::arg("expert"), "A resident expert leaves after its use; its frame becomes free.")
+        .def(
+            "set_capacity",
+            [](ExpertCache& cache, uint32_t part, uint32_t capacity) {
+                if (part >= cache.parts().size()) throw Error(ErrorKind::usage, "cache: there is no such part");
+                std::vector<uint32_t> left;
+                const uint32_t reached = cache.set_capacity(part, capacity, left);
+                return std::pair{reached, left};
+            },
+            nb::arg("part"), nb::arg("capacity"), "Fewer experts, or again more: the capacity reached, and who left.")
         .def("unpin_route", &ExpertCache::unpin_route, "The last route's experts may leave.")
         .def("residency", &residency, nb::arg("expert"), "'absent', 'resident' or 'speculative'.")
         .def("keep",

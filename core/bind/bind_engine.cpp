@@ -186,6 +186,7 @@ void bind_engine(nb::module_& m) {
         .def("end_load", &Engine::end_load, nb::arg("loaded"))
         .def("set_budget", &Engine::set_budget, nb::kw_only(), nb::arg("capacities"), nb::arg("growth_limit"),
              nb::call_guard<nb::gil_scoped_release>())
+        .def("resize", &Engine::resize, nb::arg("capacities"), nb::call_guard<nb::gil_scoped_release>())
         .def("begin_step", &Engine::begin_step)
         .def("end_step", &Engine::end_step)
         .def("cancel", &Engine::cancel, nb::arg("on"))

@@ -11,6 +11,7 @@ namespace moestream {
 struct ExpertCache::PartState {
     std::unique_ptr<Policy> policy;
     uint32_t resident = 0;  // speculative ones too
+    uint32_t planned = 0;   // the capacity the policy was made for
 };
 
 ExpertCache::ExpertCache(std::vector<Part> parts, std::vector<uint32_t> bank_of, std::string_view policy,
@@ -69,7 +70,7 @@ void ExpertCache::add_part(uint32_t part, std::string_view policy, std::span<con
         shape.bank_of.push_back(dense[bank_of_[expert]]);
         if (!priority.empty()) shape.priority.push_back(priority[expert]);
     }
-    states_.push_back(std::make_shared<PartState>(PartState{make_policy(policy, shape), 0}));
+    states_.push_back(std::make_shared<PartState>(PartState{make_policy(policy, shape), 0, p.capacity}));
 }
 
 bool ExpertCache::route(std::span<const RoutedExpert> experts, uint64_t token, uint32_t tokens,
@@ -203,6 +204,23 @@ void ExpertCache::drop(uint32_t expert) {
         throw Error(ErrorKind::usage, "cache: expert " + std::to_string(expert) + " is not there to be dropped");
     }
     leave(expert);
+}
+
+uint32_t ExpertCache::set_capacity(uint32_t part, uint32_t capacity, std::vector<uint32_t>& left) {
+    unpin_route();
+    PartState& state = *states_[part];
+    if (!state.policy->elastic()) return parts_[part].capacity;
+    capacity = std::clamp(capacity, 1u, state.planned);
+    while (state.resident > capacity) {
+        const uint32_t local = state.policy->victim(0);
+        if (local == kNone) break;
+        const uint32_t expert = parts_[part].experts[local];
+        ++counters_.evictions;
+        if (residency_[expert] == Residency::speculative) ++counters_.speculative_wasted;
+        leave(expert);
+        left.push_back(expert);
+    }
+    return parts_[part].capacity = std::max(capacity, state.resident);
 }
 
 bool ExpertCache::keep(uint32_t expert) const {

@@ -148,6 +148,11 @@ void Engine::set_budget(const std::vector<uint32_t>& capacities, uint64_t growth
     store_->set_capacities(capacities);
 }
 
+std::vector<uint32_t> Engine::resize(const std::vector<uint32_t>& capacities) {
+    store();
+    return store_->resize(capacities);
+}
+
 const std::optional<Failure>& Engine::failure() const {
     return failure_ || store_ == nullptr ? failure_ : store_->failure();
 }

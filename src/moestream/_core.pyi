@@ -41,6 +41,9 @@ class ExpertCache:
     def drop(self, expert: int) -> None:
         """A resident expert leaves after its use; its frame becomes free."""
 
+    def set_capacity(self, part: int, capacity: int) -> tuple[int, list[int]]:
+        """Fewer experts, or again more: the capacity reached, and who left."""
+
     def unpin_route(self) -> None:
         """The last route's experts may leave."""
 
@@ -66,6 +69,8 @@ class Engine:
     def end_load(self, loaded: bool) -> None: ...
 
     def set_budget(self, *, capacities: Sequence[int], growth_limit: int) -> None: ...
+
+    def resize(self, capacities: Sequence[int]) -> list[int]: ...
 
     def begin_step(self) -> None: ...
 

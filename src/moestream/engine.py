@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callba
 from moestream.box import Box, process_memory
 from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, captured_log, plan_context
 from moestream.errors import Cancelled, EngagementError, ModelError, MoestreamError, ReadError, UsageError
+from moestream.geometry import slab_geometry
+from moestream.governor import Governor
 from moestream.guard import check_cow
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
@@ -47,8 +49,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     ``ram`` is the cap of the whole process (``"4GiB"``, bytes; None: what the box has to spare). ``mechanism`` is a
     ``Mechanism`` or its text (None: everything in memory where it fits, else the default arena). With ``strict`` a
     mechanism that does not engage as asked is an EngagementError instead of an entry of ``fallbacks``. ``trace``: a
-    Parquet file to write (or a TraceSink), closed with the model. ``i_know`` runs ``cow`` without an enforced cap. All
-    other arguments are the parent's. ``n_batch`` is cut when the budget cannot hold a batch's experts.
+    Parquet file to write (or a TraceSink), closed with the model. ``i_know`` runs ``cow`` without an enforced cap.
+    ``governor``: give expert pages back while others need memory (an arena's, and not where a trace is recorded, which
+    is of one budget). All other arguments are the parent's. ``n_batch`` is cut when the budget cannot hold a batch's
+    experts.
 
     Raises ModelError, BudgetError, AbiError, UsageError, EngagementError; while running ReadError and Cancelled.
     Not thread-safe, as the parent; ``cancel`` and ``close`` may be called from any thread.
@@ -69,6 +73,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         i_know: bool = False,
         trace: str | Path | TraceSink | None = None,
         on_progress: Progress | None = None,
+        governor: bool = True,
         _interpose: bool = True,
         _expert_bytes: int | None = None,
         **arguments: Any,
@@ -76,6 +81,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         start = time.perf_counter()
         self._engine: Any = None
         self._recorder: Recorder | None = None
+        self.governor: Governor | None = None
         self._trace: TraceSink | None = None
         self._generating = False
         self._cancelled = False
@@ -104,6 +110,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             else:
                 self._load_streamed(cap, mechanism, strict, on_progress, _interpose, arguments)
             self._record_steps(sink)
+            if governor and sink is None:
+                self._govern()
         except BaseException:
             if sink is not None:
                 sink.discard()
@@ -231,6 +239,24 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             raise
         set_abort_callback(self._ctx.ctx, engine.abort_callback, engine.address)
 
+    def _govern(self) -> None:
+        """Watch memory where the budget can move: an arena's, unless its policy or a measurement holds it fixed."""
+        engine, plan, mechanism = self._engine, self.plan, self.mechanism
+        if engine is None or plan is None or mechanism is None or self._expert_limit is not None:
+            return
+        if mechanism.store != "arena" or mechanism.file_of("policy") is not None or not plan.capacities:
+            return
+
+        def resize(capacities: Sequence[int]) -> Sequence[int]:
+            try:
+                return list(engine.resize(list(capacities)))
+            except _core.CoreError as error:
+                raise translate(error) from None
+
+        self.governor = Governor(
+            resize, slab_geometry(self.model_info), plan.capacities, plan.n_batch, self._computing
+        )
+
     # -- running ------------------------------------------------------------------------------------------------
 
     def _record_steps(self, sink: TraceSink | None) -> None:
@@ -258,6 +284,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         def step(batch: Any) -> Any:
             if engine is None:
                 return recorder.measure(batch.n_tokens(), lambda: run(batch))
+            if self.governor is not None:
+                self.governor.step()
             engine.begin_step()
             try:
                 result = recorder.measure(batch.n_tokens(), lambda: run(batch))
@@ -383,6 +411,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._computing.release()
 
     def _free(self) -> None:
+        if self.governor is not None:
+            self.governor.close()
         if self._recorder is not None:
             # What recorded its steps holds the engine, and its memory with it.
             self._recorder.stop()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,9 @@ def run_document(
             "engaged": llama.engagement(),
         },
         "budget": _budget(llama, cap_bytes),
+        "governor": [asdict(change) for change in llama.governor.changes]
+        if llama.governor is not None
+        else None,
         "load": llama.stats()["load"],
         "prefill": phase_summary(prefill),
         "decode": phase_summary(decode),

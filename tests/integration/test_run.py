@@ -110,6 +110,7 @@ _SCHEMA = {
         "cap_bytes": int, "dense_bytes": int, "boundary_bytes": int, "kv_bytes": int, "compute_bytes": int,
         "other_bytes": int, "margin_bytes": int, "expert_bytes": int,
     },
+    "governor": (list, type(None)),
     "load": {"seconds": float, "bytes_read": int},
     "prefill": _PHASE,
     "decode": _PHASE,

@@ -25,7 +25,7 @@ class Part:
         priority: Sequence[float],
     ) -> None:
         self.experts = experts
-        self.capacity = capacity
+        self.capacity = self.planned = capacity
         self.number = {expert: i for i, expert in enumerate(experts)}
         banks = sorted({bank_of[e] for e in experts})
         seed = [priority[e] for e in experts] if priority else None
@@ -54,8 +54,10 @@ class ReferenceCache:
     ) -> None:
         self.bank_of = bank_of
         self.part_of: dict[int, Part] = {}
+        self.parts: list[Part] = []
         for experts, capacity in parts:
             part = Part(experts, capacity, bank_of, policy, priority)
+            self.parts.append(part)
             self.part_of.update(dict.fromkeys(experts, part))
         self.state = ["absent"] * len(bank_of)
         self.routed: list[int] = []  # the pinned route
@@ -120,6 +122,22 @@ class ReferenceCache:
         assert self.state[expert] == "resident"
         assert expert not in self.routed
         self._leave(expert)
+
+    def set_capacity(self, part: int, capacity: int) -> tuple[int, list[int]]:
+        """Fewer experts in a part, or again more, at most what it was made for: (the capacity reached, who left)."""
+        self.unpin_route()
+        chosen, left = self.parts[part], []
+        if not chosen.policy.elastic:
+            return chosen.capacity, left
+        capacity = min(max(capacity, 1), chosen.planned)
+        while len(chosen.policy.resident) > capacity:
+            local = chosen.policy.victim(0)
+            if local is None:
+                break
+            left.append(chosen.experts[local])
+            self._evict(left[-1])
+        chosen.capacity = max(capacity, len(chosen.policy.resident))
+        return chosen.capacity, left
 
     def keep(self, expert: int) -> bool:
         part = self.part_of.get(expert)

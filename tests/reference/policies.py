@@ -28,6 +28,7 @@ class Policy(ABC):
         self.pinned: set[int] = set()
         self.last_use = [0] * len(bank_of)  # 0: never; else the number of the use, counted over all experts
         self.uses = 0
+        self.elastic = True  # can it do with a smaller capacity than it was made for?
 
     def use(self, expert: int, token: int, tokens: int, count: int) -> None:
         """A step of `tokens` tokens, the first being number `token`, routed `count` of them to `expert`."""
@@ -244,6 +245,7 @@ class Pinned(Lru):
         super().__init__(capacity, bank_of)
         room = max(bank_of.count(bank) for bank in range(self.banks))
         hottest = sorted(range(len(bank_of)), key=lambda e: (-priority[e], e))
+        self.elastic = False
         self.kept = {e for e in hottest[: max(0, capacity - room)] if priority[e] > 0}
 
     def victim(self, incoming: int) -> int | None:

@@ -81,7 +81,9 @@ def test_core_equals_reference_on_random_verbs(
     token = data.draw(st.sampled_from([0, 5, 10**7]))
     rng = data.draw(st.randoms(use_true_random=False))
     for _ in range(data.draw(st.integers(1, 60))):
-        verb = rng.choice(["route"] * 5 + ["speculate"] * 4 + ["release", "cancel", "unpin", "drop"])
+        verb = rng.choice(
+            ["route"] * 5 + ["speculate"] * 4 + ["release", "cancel", "unpin", "drop", "resize"]
+        )
         bank = rng.choice(bank_of)
         if verb == "route":
             of_bank = [e for e, b in enumerate(bank_of) if b == bank]
@@ -98,6 +100,9 @@ def test_core_equals_reference_on_random_verbs(
                 if both("residency", expert) == "speculative":
                     both("cancel", expert)
                     break
+        elif verb == "resize" and parts:
+            part = rng.randrange(len(parts))
+            both("set_capacity", part, rng.randint(0, len(parts[part][0]) + 1))
         elif verb == "drop":  # as a store does it: whatever of the last route the policy lets go
             both("unpin_route")
             for expert in both.experts:

@@ -75,6 +75,11 @@ class ExpertCache {
     // pinned by the current route.
     void drop(uint32_t expert);
 
+    // From now on at most `capacity` experts of a part stay, never more than it was made for. Those that had to leave are
+    // appended to `left`; where nobody else can leave it stays larger, and as it is where the policy needs what it was
+    // made for. Returns the capacity it came to. Between routes.
+    uint32_t set_capacity(uint32_t part, uint32_t capacity, std::vector<uint32_t>& left);
+
     // May it stay once its matmuls are over? The policy's answer; true for an expert in no part.
     bool keep(uint32_t expert) const;
 

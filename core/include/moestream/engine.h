@@ -45,6 +45,7 @@ class Engine {
     // The budget of experts, once what the process uses is known: `capacities` for each part, and for a store that
     // grows past them the most bytes it may grow to (0: no limit).
     void set_budget(const std::vector<uint32_t>& capacities, uint64_t growth_limit);
+    std::vector<uint32_t> resize(const std::vector<uint32_t>& capacities);  // see Store::resize
 
     // Around one llama_decode. end_step checks that every bank was routed exactly once in each pass.
     void begin_step();

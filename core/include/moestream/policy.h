@@ -40,6 +40,8 @@ class Policy {
     virtual uint32_t victim(uint32_t incoming) = 0;
     // May it stay once the matmuls that wanted it are over? False: the store gives its pages back at once.
     virtual bool keep(uint32_t) const { return true; }
+    // Can it do with a smaller capacity than it was made for? No, where some experts never leave.
+    virtual bool elastic() const { return true; }
 };
 
 struct PolicyShape {

@@ -75,6 +75,10 @@ class Store {
     virtual void adopt(uint32_t shard, const Mapping& mapping) = 0;
     virtual void load_dense() = 0;
     virtual void set_capacities(std::span<const uint32_t> capacities) = 0;
+    // Another budget while the model is loaded, between steps, never above the first: a smaller one gives pages back to
+    // the system at once, a larger one takes them as they are needed. Returns the capacities it came to; stores without
+    // a cache of their own return none. Throws Error.
+    virtual std::vector<uint32_t> resize(std::span<const uint32_t>) { return {}; }
     // Most bytes a store whose memory grows past its capacities may take before it stops itself; without: no limit.
     virtual void limit_growth(uint64_t) {}
     // False: nothing happens at a route, so the graph need not be cut there.

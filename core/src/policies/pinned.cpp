@@ -34,6 +34,7 @@ class Pinned final : public CandidatePolicy {
         }
     }
     uint32_t victim(uint32_t) override { return used_.oldest(0); }
+    bool elastic() const override { return false; }
 
   private:
     void enter(uint32_t expert) override {

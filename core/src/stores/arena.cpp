@@ -31,6 +31,7 @@ class ArenaStore : public ShardedStore {
     void adopt(uint32_t shard, const Mapping& mapping) override;
     void load_dense() override;
     void set_capacities(std::span<const uint32_t> capacities) override;
+    std::vector<uint32_t> resize(std::span<const uint32_t> capacities) override;
     bool streams() const override { return !geometry_.parts().empty(); }
     bool route(uint32_t bank, std::span<const RoutedExpert> experts, uint64_t token, uint32_t tokens) override;
     bool pending(uint32_t tensor) const override;
@@ -55,6 +56,7 @@ class ArenaStore : public ShardedStore {
     void promote(uint32_t expert);
     void drop_speculation();
     void drop_unkept();
+    bool drop_pages(uint32_t expert);
 
     std::unique_ptr<PageSource> source_;
     std::unique_ptr<Reader> reader_;
@@ -307,18 +309,51 @@ void ArenaStore::drop_unkept() {
         const uint32_t expert = routed.expert;
         const bool there = cache_->cached(expert) && cache_->residency(expert) == Residency::resident;
         if (!there || cache_->keep(expert)) continue;
-        if (!settle(expert)) return;
-        const auto& tensors = bank_of(expert).tensors;
-        for (const uint32_t tensor : tensors) {
-            const auto bytes = static_cast<size_t>(geometry_.movable_bytes(tensor));
-            const int error = bytes > 0 ? source_->drop(slab_page(tensor, index_.id_of(expert)), bytes) : 0;
-            if (error != 0) return fail(error, std::string("dropping an expert's pages: ") + std::strerror(error));
-        }
+        if (!drop_pages(expert)) return;
         cache_->drop(expert);
-        frame_[expert] = nullptr;
         free_frames_[cache_->part_of(expert)].push_back(nullptr);
     }
     routed_.clear();
+}
+
+bool ArenaStore::drop_pages(uint32_t expert) {
+    if (!settle(expert)) return false;
+    for (const uint32_t tensor : bank_of(expert).tensors) {
+        const auto bytes = static_cast<size_t>(geometry_.movable_bytes(tensor));
+        const int error = bytes > 0 ? source_->drop(slab_page(tensor, index_.id_of(expert)), bytes) : 0;
+        if (error == 0) continue;
+        fail(error, std::string("dropping an expert's pages: ") + std::strerror(error));
+        return false;
+    }
+    frame_[expert] = nullptr;
+    return true;
+}
+
+// Who must leave takes its frame along; what is still too much of frames goes from those that are free.
+std::vector<uint32_t> ArenaStore::resize(std::span<const uint32_t> capacities) {
+    const auto& parts = geometry_.parts();
+    if (cache_ == nullptr || capacities.size() != parts.size()) {
+        throw Error(ErrorKind::usage, "one capacity a part is needed, and a budget before");
+    }
+    drop_speculation();
+    routed_.clear();
+    routed_bank_ = kNone;
+    std::vector<uint32_t> reached;
+    for (uint32_t p = 0; p < parts.size(); ++p) {
+        std::vector<uint32_t> left;
+        const uint32_t before = cache_->parts()[p].capacity;
+        reached.push_back(cache_->set_capacity(p, capacities[p], left));
+        for (const uint32_t expert : left) {
+            if (!drop_pages(expert)) throw Error(ErrorKind::io, failure_->what);
+        }
+        auto& free = free_frames_[p];
+        if (reached[p] > before) free.insert(free.begin(), reached[p] - before, nullptr);
+        for (uint32_t gone = static_cast<uint32_t>(left.size()); gone + reached[p] < before; ++gone) {
+            if (free.back() != nullptr) source_->drop(free.back(), size_t{parts[p].frame_pages} * kPage);
+            free.pop_back();
+        }
+    }
+    return reached;
 }
 
 void ArenaStore::drop_speculation() {

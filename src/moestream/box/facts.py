@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,14 @@ class Box:
             if limits:
                 rooms.append(max(0, min(limits) - group.memory_held()))
         return min(rooms)
+
+    def stalled_percent(self) -> float:
+        """The share of the last ten seconds in which some task waited for memory (PSI), of the machine or of this
+        process's cgroups, whichever is more; 0 where the kernel does not say."""
+        texts = [self._text("proc/pressure/memory")]
+        texts += [self._text(str((group.path / "memory.pressure").relative_to(self.root)))
+                  for group in groups(self.root, "memory") if group.version == 2]  # fmt: skip
+        return max(map(_some_avg10, texts), default=0.0)
 
     def cpus(self) -> int:
         """CPUs this process may use: its affinity, cut by a cgroup's quota."""
@@ -161,3 +170,9 @@ class Box:
                 ranges = (part.partition("-") for part in line.split()[1].split(","))
                 return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
         return os.cpu_count() or 1
+
+
+def _some_avg10(pressure: str) -> float:
+    """Of a PSI file: percent of the last ten seconds on its line ``some``; 0 for a text that has none."""
+    found = re.search(r"^some avg10=([0-9.]+)", pressure, re.MULTILINE)
+    return float(found[1]) if found else 0.0

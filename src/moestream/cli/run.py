@@ -50,6 +50,7 @@ class Request:
     mechanism: str | None
     strict: bool
     i_know: bool
+    governor: bool
     trace: Path | None
     chat: bool
     temp: float
@@ -108,6 +109,10 @@ def run(
         bool,
         typer.Option("--i-know", help="Run a mechanism that grows without bound outside an enforced cap."),
     ] = False,
+    governor: Annotated[
+        bool,
+        typer.Option("--governor/--no-governor", help="Give expert pages back while others need memory."),
+    ] = True,
     policy: Annotated[str | None, typer.Option(hidden=True)] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Put the prompt into the model's own chat template.")
@@ -136,6 +141,7 @@ def run(
         mechanism=mechanism,
         strict=strict,
         i_know=i_know,
+        governor=governor,
         trace=trace,
         chat=chat,
         temp=temp,
@@ -245,6 +251,7 @@ def _load(job: Job) -> None:
             mechanism=request.mechanism,
             strict=request.strict,
             i_know=request.i_know,
+            governor=request.governor,
             trace=request.trace,
             on_progress=(lambda done, total: None) if request.quiet else bar.update,
             **request.arguments,
@@ -260,6 +267,8 @@ def _load(job: Job) -> None:
         rate = disk_rate(llama.model_info.paths[0]) if llama.plan is not None else None
         for line in banner(llama, request.cap_bytes, rate):
             job.say(line)
+        if llama.governor is not None:
+            llama.governor.on_change = lambda change: job.say(f"\nmemory: {change}")
     job.llama = llama
 
 

@@ -96,6 +96,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         mechanism=options.mechanism,
         strict=options.mechanism is not None,
         trace=sink,
+        governor=False,
         n_ctx=_CTX,
         n_threads=_THREADS,
         n_threads_batch=_THREADS,

@@ -30,6 +30,7 @@ def measure(options: Any) -> dict[str, Any]:
         mechanism=options.mechanism,
         strict=options.mechanism is not None,
         trace=options.trace,
+        governor=False,
         _expert_bytes=options.expert_bytes,
         n_ctx=options.ctx,
         n_batch=options.batch,

@@ -1,0 +1,101 @@
+"""Budgets that change while a model runs, and a neighbour that wants memory: the text stays, nobody is killed."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from answers import answer, prompt_tokens
+from children import child_command, child_result
+from conftest import load, same_answer, smallest_cap
+from moestream.box import Cage, process_memory
+from moestream.geometry import slab_geometry, split_budget
+
+SHAPE = "tiny,experts=64,layers=8,ff=1024"
+
+
+@pytest.mark.parametrize("arch", ["olmoe", "deepseek2"])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        "arena",
+        "arena+sync+lru-layer+previous",
+        "arena/fresh+threads:2+sieve",
+        "arena/populate+uring:8+s3fifo+random",
+        "arena/buffered+uring:8+lfu-decay:16+gate:2",
+    ],
+)
+def test_a_budget_that_changes_on_the_fly_changes_no_bit(
+    mechanism: str, arch: str, tiny: Any, stock: Any
+) -> None:
+    with load(tiny(arch), mechanism, experts=16 << 20) as llama:
+        geometry = slab_geometry(llama.model_info)
+        least, most = geometry.bytes_of(geometry.smallest(llama.plan.n_batch)), llama.plan.expert_bytes
+        chance = random.Random(7)
+        for seed in range(6):
+            wanted = split_budget(geometry, chance.randint(least, most), llama.plan.n_batch)
+            reached = llama._engine.resize(wanted)
+            assert all(now <= planned for now, planned in zip(reached, llama.plan.capacities, strict=True))
+            same_answer(llama, stock, 20, seed=seed)
+
+
+def test_what_is_given_back_is_the_system_s_again(tiny: Any) -> None:
+    with load(tiny("olmoe", SHAPE), "arena+uring:8+lru", experts=48 << 20) as llama:
+        answer(llama, prompt_tokens(60, llama.n_vocab()), 40)
+        geometry = slab_geometry(llama.model_info)
+        before = process_memory().anon_bytes
+        least = geometry.smallest(llama.plan.n_batch)
+        llama._engine.resize(least)
+        given = geometry.bytes_of(llama.plan.capacities) - geometry.bytes_of(least)
+        assert before - process_memory().anon_bytes > 0.8 * given
+        llama._engine.resize(list(llama.plan.capacities))
+        answer(llama, prompt_tokens(60, llama.n_vocab(), seed=1), 60)
+        assert process_memory().anon_bytes > before - 0.5 * given
+
+
+#: Takes memory in small steps until it has what it wants, keeps it, and says so.
+_HOG = """
+import sys, time
+held = []
+for _ in range(int(sys.argv[1]) // (2 << 20)):
+    held.append(bytearray(b"x") * (2 << 20))
+    time.sleep(0.05)
+print("has it", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_neighbour_that_wants_memory_gets_it(tiny: Any, stock: Any) -> None:
+    """Both in one cgroup that is too small for what both want."""
+    available, why = Cage.available()
+    if not available:
+        pytest.skip(f"no memory cgroup: {why}")
+    path = tiny("olmoe", SHAPE)
+    cap = smallest_cap(path, "arena") + (48 << 20)
+    hog_bytes = 40 << 20
+    with Cage(cap + (24 << 20)) as cage:
+        question = child_command(path, cap, "arena", length=20, steps=300, governor=True)
+        with (
+            cage.popen(question, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as model,
+            cage.popen(
+                [sys.executable, "-c", _HOG, str(hog_bytes)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as hog,
+        ):
+            assert hog.stdout is not None
+            said = hog.stdout.readline()
+            out, err = model.communicate(timeout=300)
+            hog.communicate(timeout=60)
+        assert cage.oom_kills() in (0, None)
+    assert said == "has it\n"
+    result = child_result(subprocess.CompletedProcess([], model.returncode, out, err))
+    assert "error" not in result, result
+    assert any(change["bytes"] < change["before_bytes"] for change in result["governor"]), result["governor"]
+    expected = stock(path, prompt_tokens(20, 320), 300, 2, result["n_batch"], result["n_batch"])
+    assert tuple(result["digests"]) == expected.digests
