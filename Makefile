@@ -6,7 +6,7 @@ JOBS   ?= $(shell nproc)
 CORE   := $(shell find core CMakeLists.txt -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench models asan tsan core-tests fuzz clean
+.PHONY: help setup demo test check format bench models asan tsan core-tests fuzz soak clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ models: setup ## docs/models.md: every architecture and type, compared with stoc
 
 fuzz: setup ## read 100,000 models with wrong headers (a few minutes)
 	$(BIN)/python tools/fuzz_header.py
+
+soak: setup ## random prompts, budgets and cancels against stock for MINUTES (120)
+	$(BIN)/python tools/soak.py --minutes $(or $(MINUTES),120)
 
 asan: ## the core's tests under AddressSanitizer
 	cmake -S . -B build/asan -DMOESTREAM_CORE_TESTS=ON -DMOESTREAM_SANITIZE=address
