@@ -80,6 +80,7 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
                 peak = max(peak, process_memory().anon_bytes)
 
             llama._ctx.decode = step
+            print("loaded", file=sys.stderr, flush=True)
             got = answer(llama, prompt_tokens(question["length"], llama.n_vocab()), question["steps"])
             return {
                 "digests": got.digests,

@@ -79,19 +79,15 @@ def test_a_neighbour_that_wants_memory_gets_it(tiny: Any, stock: Any) -> None:
     hog_bytes = 40 << 20
     with Cage(cap + (24 << 20)) as cage:
         question = child_command(path, cap, "arena", length=20, steps=300, governor=True)
-        with (
-            cage.popen(question, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as model,
-            cage.popen(
-                [sys.executable, "-c", _HOG, str(hog_bytes)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            ) as hog,
-        ):
-            assert hog.stdout is not None
-            said = hog.stdout.readline()
-            out, err = model.communicate(timeout=300)
-            hog.communicate(timeout=60)
+        with cage.popen(question, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as model:
+            assert model.stderr is not None
+            assert model.stderr.readline() == "loaded\n"
+            wants = [sys.executable, "-c", _HOG, str(hog_bytes)]
+            with cage.popen(wants, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hog:
+                assert hog.stdout is not None
+                said = hog.stdout.readline()
+                out, err = model.communicate(timeout=300)
+                hog.communicate(timeout=60)
         assert cage.oom_kills() in (0, None)
     assert said == "has it\n"
     result = child_result(subprocess.CompletedProcess([], model.returncode, out, err))
