@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -47,6 +48,12 @@ def lack_of_room(error: OSError) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk filled up: free some space"
     return "a file may not be that large: raise `ulimit -f`" if error.errno == errno.EFBIG else None
+
+
+def advise(descriptor: int, advice: int, offset: int = 0, length: int = 0) -> None:
+    """Tell the kernel how a file will be read. A system that takes no advice reads as well."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(descriptor, offset, length, advice)
 
 
 def printable(name: str) -> str:

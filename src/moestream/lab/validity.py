@@ -29,7 +29,7 @@ CHARGE_SLACK = 1 << 20
 #: How an engine that was told a mechanism refuses to run another (``EngagementError``).
 _NOT_AS_ASKED = re.compile(r"not as asked(?: \(--strict\))?: ")
 #: What of a box must be equal for two runs to be put side by side.
-BOX_KEYS = ("cpus", "ram_bytes", "kernel", "machine", "fs", "device")
+BOX_KEYS = ("machine_id", "cpu_model", "cpus", "ram_bytes", "kernel", "machine", "fs", "device")
 
 
 class Reason(str, Enum):

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from moestream.errors import ModelError
+from moestream.files import advise
 from moestream.model.ggml import ggml_library
 from moestream.model.types import Model, Tensor
 
@@ -82,7 +83,7 @@ class _Reader:
     def __enter__(self) -> _Reader:
         for shard in self._model.shards:
             file = self._files.enter_context(shard.path.open("rb", buffering=0))
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            advise(file.fileno(), os.POSIX_FADV_SEQUENTIAL)
             self._descriptors.append(file.fileno())
         return self
 
@@ -104,7 +105,7 @@ class _Reader:
                 raise ModelError(_complaint(self._model, piece, "the file ends early"))
             got += count
         # Else the whole file would push everything out of the page cache.
-        os.posix_fadvise(file, at, piece.bytes, os.POSIX_FADV_DONTNEED)
+        advise(file, os.POSIX_FADV_DONTNEED, at, piece.bytes)
         if not piece.tested:
             return True
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

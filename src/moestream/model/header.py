@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from moestream.errors import ModelError
+from moestream.files import advise
 
 # Real models have some 50 keys, at most 100,000 tensors, 300,000 tokens and 30 MB of header: room above that,
 # but none for a count that is really eight bytes of something else.
@@ -114,7 +115,7 @@ def check_file(path: Path) -> None:
             size = os.fstat(file.fileno()).st_size
             # No read-ahead: some disks' reaches megabytes into the data behind the header. What is walked here is in
             # the page cache for the readers after us.
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            advise(file.fileno(), os.POSIX_FADV_RANDOM)
             _check_kind(path, size, file.read(512))
             _walk(path, _Cursor(file, size), size)
     except FileNotFoundError:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from moestream.errors import ModelError
+from moestream.files import advise
 from moestream.model.types import Shard, Tensor
 
 #: Bytes of a sample, and the most samples of a model: half a megabyte in all, less than a header.
@@ -26,7 +27,7 @@ def sample_weights(shards: Sequence[Shard], tensors: Sequence[Tensor]) -> str:
         try:
             with path.open("rb", buffering=0) as file:
                 # Else each sample would bring its neighbourhood into the page cache.
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                advise(file.fileno(), os.POSIX_FADV_RANDOM)
                 for tensor in chosen:
                     length = min(SAMPLE_BYTES, tensor.nbytes)
                     digest.update(
