@@ -261,7 +261,6 @@ def test_advice_that_is_promised_and_refused_refuses_the_load(mechanism: str, ti
 @pytest.mark.parametrize(
     "mechanism",
     [
-        "shared/buffered",
         "mapped+willneed",
         "mapped+fadvise",
         "mapped+pread+willneed",
