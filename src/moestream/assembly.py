@@ -135,8 +135,11 @@ def build_core(
         return build(_FALLBACK_READER), dataclasses.replace(mechanism, reader=_FALLBACK_READER)
 
 
-def give_budget(engine: Any, model: Model, plan: Plan, limit: int | None, fallbacks: list[str]) -> Plan:
-    """Measure what the process uses now and give the rest of the cap (at most ``limit`` bytes) to experts.
+def give_budget(
+    engine: Any, model: Model, plan: Plan, limit: int | None, fallbacks: list[str], reserved: int = 0
+) -> Plan:
+    """Measure what the process uses now and give the rest of the cap (at most ``limit`` bytes) to experts, but for
+    ``reserved`` bytes that something else will take.
 
     Returns the plan as it came out: ``expert_bytes``, ``capacities``, ``n_batch``, ``other_bytes``. Raises
     BudgetError when too little is left, and what the core raises.
@@ -146,7 +149,7 @@ def give_budget(engine: Any, model: Model, plan: Plan, limit: int | None, fallba
     geometry = slab_geometry(model)
     used = process_memory().anon_bytes
     # The compute buffers are reserved but not yet touched; everything else of the context is.
-    budget = plan.cap_bytes - used - plan.compute_bytes - plan.margin_bytes
+    budget = plan.cap_bytes - used - plan.compute_bytes - plan.margin_bytes - reserved
     wanted = min(budget, geometry.frame_bytes_total)
     if limit is not None:
         wanted = min(wanted, limit)

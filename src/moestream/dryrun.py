@@ -249,3 +249,14 @@ def plan_context(
         else:
             plan = replace(plan, warnings=(*plan.warnings, cut))
     return plan
+
+
+def rows_of_logits(arguments: dict[str, Any]) -> int:
+    """Most rows of logits a step can ask for, or 0 for llama.cpp's own default (as many as the batch).
+
+    The parent asks for the last row only, unless told otherwise: a compute buffer for every row of a batch would cost
+    as much memory as a hundred experts.
+    """
+    if arguments.get("logits_all") or arguments.get("embedding") or arguments.get("draft_model") is not None:
+        return 0
+    return 1

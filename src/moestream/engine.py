@@ -20,7 +20,7 @@ import moestream._core as _core
 from moestream.assembly import Progress, build_core, check_names, give_budget, load_seeds, translate
 from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callback, wrapped_defaults
 from moestream.box import Box, process_memory
-from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, captured_log, plan_context
+from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, captured_log, plan_context, rows_of_logits
 from moestream.errors import Cancelled, EngagementError, ModelError, MoestreamError, ReadError, UsageError
 from moestream.geometry import slab_geometry
 from moestream.governor import Governor
@@ -30,7 +30,7 @@ from moestream.model import Model, check_architecture, read_model
 from moestream.plan import Plan, process_bytes
 from moestream.recorder import NO_COUNTERS, Recorder
 from moestream.stats import Step
-from moestream.trace.sink import TraceSink, open_trace, trace_meta
+from moestream.trace.sink import WORKING_BYTES, TraceSink, open_trace, trace_meta
 from moestream.unchanged import Unchanged
 from moestream.units import format_bytes, parse_size
 
@@ -91,6 +91,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._process = os.getpid()
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
         self._expert_limit = _expert_bytes
+        self._recording_bytes = WORKING_BYTES if trace is not None else 0
         self.fallbacks: list[str] = []
         self.model_info: Model = read_model(model_path)
         self._files = Unchanged(self.model_info.paths)
@@ -159,7 +160,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             n_batch = self.plan.n_batch
             self.plan = give_budget(
-                self._engine, self.model_info, self.plan, self._expert_limit, self.fallbacks
+                self._engine,
+                self.model_info,
+                self.plan,
+                self._expert_limit,
+                self.fallbacks,
+                self._recording_bytes,
             )
             if self.plan.n_batch < n_batch:  # the parent feeds at most this many tokens a step
                 self.n_batch = min(self.n_batch, self.plan.n_batch)
@@ -191,12 +197,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             mechanism,
             n_ctx=n_ctx,
             n_ubatch=min(n_batch, asked or DEFAULT_STEP),
-            base_bytes=process_bytes(self.model_info, process_memory().anon_bytes),
+            base_bytes=process_bytes(self.model_info, process_memory().anon_bytes) + self._recording_bytes,
             compute_share=1.0 if asked else COMPUTE_SHARE,
             type_k=arguments.get("type_k"),
             type_v=arguments.get("type_v"),
             flash_attn=bool(arguments.get("flash_attn", False)),
-            n_outputs_max=_outputs(arguments),
+            n_outputs_max=rows_of_logits(arguments),
         )
         if plan.n_batch < n_batch:
             arguments["n_batch"] = arguments["n_ubatch"] = plan.n_batch
@@ -205,7 +211,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _load_parent(self, arguments: dict[str, Any]) -> None:
         """The parent's constructor with its parameters completed and its mappings answered by the store."""
         engine = self._engine
-        outputs = _outputs(arguments)
+        outputs = rows_of_logits(arguments)
 
         def model_params(params: Any) -> None:
             params.use_extra_bufts = False
@@ -437,14 +443,3 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _outputs(arguments: dict[str, Any]) -> int:
-    """Most rows of logits a step can ask for, or 0 for llama.cpp's own default (as many as the batch).
-
-    The parent asks for the last row only, unless told otherwise: a compute buffer for every row of a batch would cost
-    as much memory as a hundred experts.
-    """
-    if arguments.get("logits_all") or arguments.get("embedding") or arguments.get("draft_model") is not None:
-        return 0
-    return 1

@@ -7,7 +7,10 @@ import dataclasses
 import fcntl
 import hashlib
 import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +166,23 @@ def test_shared_keeps_an_enforced_cap(tiny, stock) -> None:
     assert "error" not in result, result
     expected = stock(path, prompt_tokens(40, 320), 6, 2, result["n_batch"], result["n_batch"])
     assert tuple(result["digests"]) == expected.digests
+
+
+def test_cap_is_kept_while_a_trace_is_recorded(tiny, tmp_path: Path) -> None:
+    available, why = Cage.available()
+    if not available:
+        pytest.skip(f"no memory cgroup: {why}")
+    path = tiny("olmoe", "tiny,experts=64,layers=8,ff=1024")
+    words = [sys.executable, "-m", "moestream", "run", str(path), "-p", "Once", "-n", "200", "--ctx", "512"]
+    words += ["--mechanism", "arena", "--trace", str(tmp_path / "t.parquet"), "--quiet"]
+    refused = subprocess.run([*words, "--ram", "1MB"], capture_output=True, text=True, check=False)
+    smallest = re.search(r"the smallest cap that works is (\d+)MB", refused.stderr)
+    assert smallest is not None, refused.stderr
+    with Cage(int(smallest[1]) * 10**6) as cage:
+        done = cage.run([*words, "--ram", f"{smallest[1]}MB"], capture_output=True, text=True)
+        assert cage.oom_kills() in (0, None)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "t.parquet").exists()
 
 
 def test_below_the_smallest_cap_is_refused_with_the_number(tiny) -> None:

@@ -15,6 +15,9 @@ from moestream.version import __version__
 if TYPE_CHECKING:
     from moestream.model import Model
 
+#: What recording takes beyond what making a file's writer took: batches on their way and their compression.
+WORKING_BYTES = 16 << 20
+
 
 class TraceSink(Protocol):
     """``begin`` once, when everything is loaded; ``step`` after each step; ``close`` with what no step finished."""
