@@ -68,6 +68,22 @@ def test_the_first_bad_value_is_named(which: str, tiny: Any, tmp_path: Path) -> 
         check_weights(read_model(twice), threads=4)
 
 
+@pytest.mark.parametrize("key", ["olmoe.attention.head_count", "olmoe.block_count"])
+@pytest.mark.parametrize("value", [0, 1, 7, 2**31, 2**32 - 1])
+def test_numbers_that_llama_cpp_would_end_over_are_told(
+    key: str, value: int, tiny: Any, tmp_path: Path
+) -> None:
+    data = bytearray(tiny("olmoe").read_bytes())
+    at = data.index(key.encode()) + len(key) + 4  # behind the value's type
+    data[at : at + 4] = value.to_bytes(4, "little")
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(data)
+    done = inspect(path)
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert str(path) in done.stderr
+
+
 @pytest.mark.parametrize("arch", ["olmoe", "gpt-oss"])
 def test_a_whole_model_passes_and_every_byte_is_read(arch: str, tiny: Any) -> None:
     seen: list[tuple[int, int]] = []
@@ -78,6 +94,19 @@ def test_a_whole_model_passes_and_every_byte_is_read(arch: str, tiny: Any) -> No
     assert seen[-1] == (checked.bytes, checked.bytes)
     assert checked.bytes == sum(tensor.nbytes for tensor in model.tensors)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_a_file_whose_end_never_came_is_told(tiny: Any, tmp_path: Path) -> None:
+    path = tmp_path / "half.gguf"
+    shutil.copyfile(tiny("olmoe"), path)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size // 2)
+        file.truncate(size)
+    done = inspect(path)
+    assert done.returncode == 3
+    assert "holds only zeros" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_all_shards_are_read(tiny: Any, tmp_path: Path) -> None:

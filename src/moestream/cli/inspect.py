@@ -12,9 +12,6 @@ import typer
 from moestream.model import Bank, Model, check_architecture, locate, read_model
 from moestream.units import format_bytes
 
-#: Tokens: enough for llama.cpp to build a context.
-_SMALL_CONTEXT = 32
-
 
 def inspect(
     model: Annotated[str, typer.Argument(help="A GGUF file, any shard of a split model, or demo.")],
@@ -38,11 +35,10 @@ def _check(model: Model) -> dict[str, Any]:
     """What was read of every tensor, and how long it took. Raises ModelError for the first bad one, and for shapes that
     llama.cpp does not take."""
     from moestream.cli.making import bars
-    from moestream.dryrun import measure_context
-    from moestream.model.check import check_weights
+    from moestream.model.check import check_loads, check_weights
 
     check_architecture(model)
-    measure_context(model.paths[0], n_ctx=_SMALL_CONTEXT, n_batch=1, n_ubatch=1)
+    check_loads(model)
     started = time.monotonic()
     with bars() as progress:
         checked = check_weights(model, lambda done, total: progress("checking", done, total))

@@ -10,11 +10,15 @@ import ctypes
 import mmap
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+
+import numpy as np
 
 from moestream.errors import ModelError
 from moestream.files import advise
@@ -23,6 +27,8 @@ from moestream.model.types import Model, Tensor
 
 #: Bytes read and tried at once, about: whole blocks of the tensor's type.
 PIECE_BYTES = 4 << 20
+#: Tokens: enough for llama.cpp to build a context.
+_CONTEXT = 32
 _REASON = re.compile(rb"ggml_validate_row_data: (.*)")
 _BLOCK = re.compile(r" at block (\d+)")
 
@@ -67,8 +73,35 @@ def check_weights(model: Model, progress: Progress | None = None, threads: int |
                     progress(done, total)
         finally:
             pool.shutdown(cancel_futures=True)
+    for tensor in model.tensors:
+        if len(tensor.shape) > 1 and tensor.name not in reader.written:
+            raise ModelError(
+                f"{model.shards[tensor.shard].path}: tensor {tensor.name} holds only zeros, as where a download broke "
+                "off in a file that had its size already; download it again"
+            )
     untested = sum(tensor.type_id not in known for tensor in model.tensors)
     return Checked(len(model.tensors), total, untested)
+
+
+def check_loads(model: Model) -> None:
+    """Raises ModelError, with llama.cpp's own words, where it makes no model or no context of the header. It is asked
+    in a process of its own, which its assertions end."""
+    asked = f"measure_context(sys.argv[1], n_ctx={_CONTEXT}, n_batch=1, n_ubatch=1)"
+    script = f"import sys; from moestream.dryrun import measure_context; {asked}"
+    command = [sys.executable, "-c", script, str(model.paths[0])]
+    # Else a failed assertion starts a debugger, which prints pages.
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, env=environment
+    )
+    if done.returncode == 0:
+        return
+    words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    asserted = next((line for line in words if "GGML_ASSERT" in line), None)
+    last = words[-1].rpartition("Error: ")[2] if words else f"it ended with {done.returncode}"
+    reason = last if asserted is None else f"llama.cpp ends over its numbers ({asserted.rpartition('/')[2]})"
+    prefix = "" if reason.startswith(str(model.paths[0])) else f"{model.paths[0]}: "
+    raise ModelError(f"{prefix}{reason}")
 
 
 class _Reader:
@@ -79,6 +112,7 @@ class _Reader:
         self._files = contextlib.ExitStack()
         self._descriptors: list[int] = []
         self._mine = threading.local()
+        self.written: set[str] = set()  # tensors with a byte that is not 0
 
     def __enter__(self) -> _Reader:
         for shard in self._model.shards:
@@ -106,6 +140,8 @@ class _Reader:
             got += count
         # Else the whole file would push everything out of the page cache.
         advise(file, os.POSIX_FADV_DONTNEED, at, piece.bytes)
+        if piece.tensor.name not in self.written and np.frombuffer(memory, np.uint8).any():
+            self.written.add(piece.tensor.name)
         if not piece.tested:
             return True
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
