@@ -33,14 +33,35 @@ def open_file(path: Path, remedy: str) -> BufferedReader:
         raise RefusedError(f"{path} cannot be read ({error.strerror or error}): {remedy}") from None
 
 
+def followed(path: Path, option: str) -> Path:
+    """What is to be replaced where ``option`` names ``path``: a link's target, never the link. Raises UsageError for a
+    link that leads nowhere but to itself, a device or a pipe, and the file that this program's own output goes to."""
+    real = Path(os.path.realpath(path))
+    if os.path.islink(real):  # noqa: PTH114
+        raise UsageError(f"{option} {path}: that link leads round in a circle, name a file")
+    if exists(real) and not (real.is_file() or real.is_dir()):
+        raise UsageError(f"{option} {path}: that is not a regular file, name one that may be replaced")
+    if any(_is_open(real, descriptor) for descriptor in (0, 1, 2)):
+        raise UsageError(f"{option} {path}: input or output of this command is that file, name another")
+    return real
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
 def check_directory(path: Path, option: str) -> None:
     """Raises UsageError unless the file that ``option`` names lies in a directory that is there (a link's target): to
     be asked before any work is done."""
-    if not path.resolve().parent.is_dir():
+    real = Path(os.path.realpath(path))
+    if not os.path.isdir(real.parent):  # noqa: PTH112
         raise UsageError(f"{option} {path}: there is no directory {path.parent}: make it first")
-    most = os.pathconf(path.resolve().parent, "PC_NAME_MAX") - _ADDED
-    if len(os.fsencode(path.name)) > most:
-        raise UsageError(f"{option}: a name of at most {most} bytes is needed there, not {path.name[:40]}...")
+    most = os.pathconf(real.parent, "PC_NAME_MAX") - _ADDED
+    if len(os.fsencode(real.name)) > most:
+        raise UsageError(f"{option}: a name of at most {most} bytes is needed there, not {real.name[:40]}...")
 
 
 def lack_of_room(error: OSError) -> str | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from moestream.box import Box, peak_rss_bytes
 from moestream.errors import RefusedError, UsageError
-from moestream.files import check_directory
+from moestream.files import check_directory, followed
 from moestream.stats import Step, phase_summary
 from moestream.version import __version__
 
@@ -120,20 +120,19 @@ def check_writable(path: Path, shards: Sequence[Path] = (), option: str = "--jso
     if str(path) == "-":
         raise UsageError(f"{option} -: stdout is for the text, name a file")
     check_directory(path, option)
-    if path.is_dir():
+    real = followed(path, option)
+    if real.is_dir():
         raise UsageError(f"{option} {path}: that is a directory, name a file in it")
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{option} {path}: that is not a regular file, name one that may be replaced")
     # A split model's other shards are not known yet, but nobody wants a model replaced.
-    if path.exists() and (path.suffix == ".gguf" or any(path.samefile(shard) for shard in shards)):
+    if real.exists() and (real.suffix == ".gguf" or any(real.samefile(shard) for shard in shards)):
         raise UsageError(f"{option} {path}: that is a model, name another file")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{option} {path}: the directory {path.parent} cannot be written to")
+    if not os.access(real.parent, os.W_OK):
+        raise UsageError(f"{option} {path}: the directory {real.parent} cannot be written to")
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write the whole document or nothing. Raises RefusedError when there is no room for it."""
-    path = path.resolve()  # a link is followed, not replaced
+    path = followed(path, "--json")
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:

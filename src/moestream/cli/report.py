@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moestream.errors import UsageError
+from moestream.files import exists, followed
 from moestream.report import check_writable, write_json
 
 if TYPE_CHECKING:
     from moestream.reports import Group
     from moestream.reports.traces import Routing
 
-#: What a bench or an experiment wrote: never replaced by a report.
-_MEASUREMENTS = ("setup.json", "summary.json", "verdict.json")
+#: What a bench, an experiment or a probe wrote: never replaced by a report, nor is a file of these suffixes.
+_MEASUREMENTS = ("setup.json", "summary.json", "verdict.json", "probe*.json")
+_MEASURED_SUFFIXES = (".jsonl", ".parquet", ".gguf")
 #: Room that a report needs at most.
 _ROOM_BYTES = 32 << 20
 
@@ -48,6 +50,7 @@ def report(
     verdicts with their figures.
     """
     outputs = _outputs(html, markdown, json)
+    _check_apart(outputs, directories, probe)
     from moestream.reports import read_results, summarize
     from moestream.reports.document import document
     from moestream.reports.labs import is_lab, read_labs
@@ -90,10 +93,40 @@ def _outputs(html: Path | None, markdown: str | None, json: str | None) -> list[
     ]
     for path, option in outputs:
         check_writable(path, option=option)
-        ours = path.name in _MEASUREMENTS or path.suffix in (".jsonl", ".parquet")
-        if ours or (path.suffix == ".json" and option != "--json"):
+        real = followed(path, option)
+        if _is_measurements(real) or (real.suffix == ".json" and option != "--json"):
             raise UsageError(f"{option} {path}: that is the name of measurements, name another file")
     return outputs
+
+
+def _is_measurements(path: Path) -> bool:
+    return path.suffix in _MEASURED_SUFFIXES or any(path.match(name) for name in _MEASUREMENTS)
+
+
+def _check_apart(outputs: list[tuple[Path, str]], directories: list[Path], probe: Path | None) -> None:
+    """UsageError where two outputs are one file, or one is a file that is read (whatever it is called, also by a link):
+    nothing measured is replaced."""
+    earlier: dict[Path, str] = {}
+    for path, option in outputs:
+        real = followed(path, option)
+        if real in earlier:
+            raise UsageError(f"{option} {path}: {earlier[real]} names that file too, name another")
+        earlier[real] = option
+    read = [probe] if probe is not None else []
+    for directory in directories:
+        read += [found for found in _files_in(directory) if _is_measurements(found)]
+    for path, option in outputs:
+        for measured in read:
+            if exists(path) and exists(measured) and path.samefile(measured):
+                raise UsageError(f"{option} {path}: that is {measured}, which is read: name another file")
+
+
+def _files_in(directory: Path) -> list[Path]:
+    """Of a bench, and of the experiments in a directory of several."""
+    try:
+        return [*directory.glob("*"), *directory.glob("*/*")]
+    except OSError:
+        return []  # whoever reads it says why
 
 
 def _routings(groups: list[Group]) -> list[Routing | None]:

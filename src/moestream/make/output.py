@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from moestream.box import cache_directory
 from moestream.errors import MoestreamError, RefusedError
-from moestream.files import check_directory, lack_of_room
+from moestream.files import check_directory, followed, lack_of_room
 from moestream.units import format_bytes
 
 if TYPE_CHECKING:
@@ -147,12 +147,15 @@ def new_file(out: Path, size_bytes: int, option: str = "--out") -> Iterator[Path
     """A temporary path beside ``out`` that becomes ``out`` when the block ends well and is removed when it
     does not. ``option`` names the place on the command line.
 
-    Raises UsageError for a directory that is not there; only this program's own is made.
+    A link is followed: what it leads to is replaced. Raises UsageError for a directory that is not there (only this
+    program's own is made), and for what is no regular file.
     """
+    ours = out.absolute().is_relative_to(cache_directory())
+    out = followed(out, option)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
     elsewhere = f"name another place with {option}"
     try:
-        if out.absolute().is_relative_to(cache_directory()):
+        if ours:
             out.parent.mkdir(parents=True, exist_ok=True)
         check_directory(out, option)
         free = shutil.disk_usage(out.parent).free
