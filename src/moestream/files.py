@@ -8,11 +8,15 @@ import os
 import stat
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from moestream.errors import RefusedError, UsageError
+from moestream.values import parse_json, without_controls
 
 #: Of a name's length: what is put behind or before a file's name while it is written.
 _ADDED = 24
+#: No document that one of these commands reads is larger.
+MOST_BYTES = 64 << 20
 
 
 def exists(path: Path) -> bool:
@@ -31,6 +35,27 @@ def open_file(path: Path, remedy: str) -> BufferedReader:
         raise UsageError(f"there is no file {path}: {remedy}") from None
     except OSError as error:
         raise RefusedError(f"{path} cannot be read ({error.strerror or error}): {remedy}") from None
+
+
+def read_bytes(path: Path, remedy: str, most_bytes: int = MOST_BYTES) -> bytes:
+    """The whole file. Raises what ``open_file`` does, and RefusedError for a file larger than ``most_bytes``."""
+    try:
+        with open_file(path, remedy) as file:
+            content = file.read(most_bytes + 1)
+    except OSError as error:
+        raise RefusedError(f"{path} cannot be read ({error.strerror or error}): {remedy}") from None
+    if len(content) > most_bytes:
+        raise RefusedError(f"{path} is larger than the {most_bytes >> 20} MiB that are read: {remedy}")
+    return content
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """The document of a file, its texts such as can be shown. Raises what ``read_bytes`` does, and RefusedError for
+    what is no JSON."""
+    try:
+        return without_controls(parse_json(read_bytes(path, remedy)))
+    except ValueError as error:
+        raise RefusedError(f"{path}: {error}: {remedy}") from None
 
 
 def followed(path: Path, option: str) -> Path:

@@ -11,6 +11,8 @@ from typing import Any
 #: No count, size or time here is larger; sums of them stay exact.
 MOST = (1 << 53) - 1
 _SHOWN = 40
+#: Identities and marks such as "no limit" may take 64 bits.
+_LARGEST = 1 << 64
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -21,6 +23,34 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is not JSON") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def without_controls(value: Any) -> Any:
+    """The same document with what no terminal, font or file takes escaped in every text: control characters but ends
+    of lines and tabs, and halves of pairs. ValueError for whole numbers that nothing has so many of, and for nesting
+    without end."""
+    try:
+        return _without_controls(value)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _without_controls(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join(map(_shown_character, value))
+    if isinstance(value, dict):
+        return {_without_controls(key): _without_controls(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_controls(inner) for inner in value]
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise ValueError("a whole number in it is too large")
+    return value
+
+
+def _shown_character(character: str) -> str:
+    if character.isprintable() or character in "\n\t":
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def _finite(text: str) -> float:

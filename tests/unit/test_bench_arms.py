@@ -153,7 +153,7 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
         ("p.txt", b"", "0 prompts"),
         ("p.txt", b"\xff\xfe\x00", "no UTF-8"),
         ("p.txt", b"a\n---\nb\0\n---\nc", "zero byte"),
-        ("p.json", b"{", "no JSON"),
+        ("p.json", b"{", "not JSON"),
         ("p.json", b'["a", "b", "c"]', "one object of names and texts"),
         ("p.json", b'{"a": 1, "b": "x", "c": "y"}', "one object of names and texts"),
         ("p.json", b'{"../a": "x", "b": "x", "c": "y"}', "names a file later"),
@@ -165,7 +165,7 @@ def test_files_that_are_no_prompts(tmp_path: Path, name: str, text: bytes, says:
     path.write_bytes(text)
     with pytest.raises(RefusedError, match=says):
         read_prompts(path)
-    with pytest.raises(RefusedError, match="No such file"):
+    with pytest.raises(UsageError, match="there is no file"):
         read_prompts(tmp_path / "absent")
 
 

@@ -129,7 +129,7 @@ def test_a_directory_named_twice_is_one(tmp_path: Path, capfd: pytest.CaptureFix
         (["mine", "--json", "mine/verdict.json"], 2, "the name of measurements"),
         (["mine", "--json", "-", "--markdown", "-"], 2, "stdout is for one of the two"),
         (["mine", "--html", "no/such/place.html"], 2, "there is no directory"),
-        (["mine", "--html", "out.html", "--probe", "no.json"], 3, "cannot be read as a probe"),
+        (["mine", "--html", "out.html", "--probe", "no.json"], 2, "there is no file no.json"),
     ],
 )
 def test_refusals_are_one_line_and_write_nothing(
@@ -208,7 +208,7 @@ def test_experiments_are_shown_with_their_verdicts_and_figures(
 def test_a_verdict_that_is_none_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lab = save_lab(tmp_path / "lab", [outcome()])
     for text, said in (
-        ("{", "cannot be read"),
+        ("{", "it is not JSON"),
         ('{"schema": 9}', "schema 1"),
         ('{"schema": 1}', "lacks experiment"),
     ):

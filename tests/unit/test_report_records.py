@@ -90,7 +90,7 @@ def test_a_whole_file_has_no_notes(tmp_path: Path) -> None:
         (json.dumps(run(schema=2)), "line 2 is of schema 2, this version knows 1"),
         (json.dumps({"arm": "a", "asked": "stock"}), "it lacks prompt, document"),
         (json.dumps(run(document={"decode": {}})), "no decode.step_ms"),
-        (json.dumps(run(document=[])), "no decode.step_ms"),
+        (json.dumps(run(document=[])), "document is [], no object"),
     ],
 )
 def test_what_is_no_record_is_refused_by_its_line(tmp_path: Path, line: str, words: str) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json as json_module
+import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moestream.errors import UsageError
 from moestream.files import exists, followed
-from moestream.report import check_writable, write_json
+from moestream.report import check_writable
 
 if TYPE_CHECKING:
     from moestream.reports import Group
@@ -51,6 +53,7 @@ def report(
     """
     outputs = _outputs(html, markdown, json)
     _check_apart(outputs, directories, probe)
+    from moestream.lab.record_kinds import refusing
     from moestream.reports import read_results, summarize
     from moestream.reports.document import document
     from moestream.reports.labs import is_lab, read_labs
@@ -63,20 +66,29 @@ def report(
     asked = [directory for directory in unique.values() if directory not in measured]
     labs = [lab for directory in asked for lab in read_labs(directory, probe)]
     routings = _routings(groups)
-    if html is not None:
-        from moestream.reports.page import page
+    # All of it is made before anything is written or said.
+    with refusing(f"one of the files in {', '.join(map(str, directories))}"):
+        texts: dict[str, str] = {}
+        if html is not None:
+            from moestream.reports.page import page
 
-        _write(html, page(groups, routings, labs))
-    if json not in (None, "-"):
-        write_json(Path(json), document(groups, routings, labs))
-    if markdown not in (None, "-"):
-        _write(Path(markdown), as_markdown(groups, routings, labs))
-    if json == "-":
-        print(json_module.dumps(document(groups, routings, labs), indent=1))
-    elif markdown == "-":
-        print(as_markdown(groups, routings, labs), end="")
-    else:
+            texts["--html"] = page(groups, routings, labs)
+        if json is not None:
+            texts["--json"] = _json_text(document(groups, routings, labs))
+        if markdown is not None:
+            texts["--markdown"] = as_markdown(groups, routings, labs)
+        if "-" in (json, markdown):
+            said = texts["--json" if json == "-" else "--markdown"]
+        else:
+            piped = io.StringIO()
+            print_report(groups, routings, labs, piped)
+            said = piped.getvalue()
+    for path, option in outputs:
+        _write(path, texts[option], option)
+    if "-" not in (json, markdown) and sys.stdout.isatty():
         print_report(groups, routings, labs, sys.stdout)
+    else:
+        print(said, end="")
     for path, _ in outputs:
         print(f"wrote {path}", file=sys.stderr)
 
@@ -145,9 +157,22 @@ def _routings(groups: list[Group]) -> list[Routing | None]:
     return found
 
 
-def _write(path: Path, text: str) -> None:
+def _json_text(document: dict[str, Any]) -> str:
+    """JSON has no word for what is no number: it becomes null."""
+    return json_module.dumps(_finite(document), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write(path: Path, text: str, option: str) -> None:
     """The whole file or nothing."""
     from moestream.make.output import new_file
 
-    with new_file(path, min(_ROOM_BYTES, 2 * len(text))) as temporary:
+    with new_file(path, min(_ROOM_BYTES, 2 * len(text)), option) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from moestream.errors import RefusedError
+from moestream.files import read_bytes
 from moestream.members import LEFT_TO_THE_KERNEL
+from moestream.values import parse_json
 
 STOCK = "stock"
 
@@ -47,16 +48,16 @@ _BETWEEN = re.compile(r"^---[ \t]*$", re.MULTILINE)
 def read_prompts(path: Path) -> dict[str, str]:
     """The prompts of a file by name: a JSON object of names and texts, or plain texts with a line of ``---`` between
     them, which are numbered. Raises RefusedError for anything else, and for fewer than three."""
+    remedy = "name a text file of prompts with --prompts"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise RefusedError(f"--prompts {path}: {why}: name a text file of prompts") from None
+        text = read_bytes(path, remedy).decode("utf-8")
+    except UnicodeDecodeError:
+        raise RefusedError(f"--prompts {path}: it is no UTF-8 text: {remedy}") from None
     if path.suffix == ".json":
         try:
-            found = json.loads(text)
+            found = parse_json(text)
         except ValueError as error:
-            raise RefusedError(f"--prompts {path}: no JSON: {error}") from None
+            raise RefusedError(f"--prompts {path}: {error}: {remedy}") from None
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
             raise RefusedError(f"--prompts {path}: write one object of names and texts")
     else:
@@ -67,8 +68,10 @@ def read_prompts(path: Path) -> dict[str, str]:
             raise RefusedError(
                 f"--prompts {path}: {name[:50]!r} names a file later: use letters, digits, . _ - only"
             )
-        if not prompt.strip() or "\0" in prompt:
-            raise RefusedError(f"--prompts {path}: prompt {name} is empty or holds a zero byte")
+        if not prompt.strip() or "\0" in prompt or any("\ud800" <= one <= "\udfff" for one in prompt):
+            raise RefusedError(
+                f"--prompts {path}: prompt {name} is empty, or holds a zero byte or half a character"
+            )
     if len(found) < FEWEST_PROMPTS:
         raise RefusedError(
             f"--prompts {path}: {len(found)} prompts, at least {FEWEST_PROMPTS} are needed (a line of --- between two)"

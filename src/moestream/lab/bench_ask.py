@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moestream.box import Box, Cage, disk_rate
-from moestream.errors import BudgetError, RefusedError
+from moestream.errors import BudgetError, MoestreamError, RefusedError
+from moestream.files import read_json
 from moestream.lab.bench_arms import Arm
 from moestream.lab.bench_journal import SETUP
 from moestream.lab.bench_ladder import CEILING, REFERENCES, bench_arms, sentinel_of
@@ -173,8 +173,8 @@ def able_arms(arms: list[Arm], caged: bool, reason: str) -> tuple[list[Arm], lis
 def _begun(out: Path) -> dict[str, Any]:
     """Of a benchmark that is there: whether everything fitted, and its batch; {} where there is none to be read."""
     try:
-        setup = json.loads((out / SETUP).read_text(encoding="utf-8"))
+        setup = read_json(out / SETUP, "begin anew with --force")
         return {"fits": any(arm["key"] == CEILING for arm in setup["arms"]), "batch": int(setup["batch"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (MoestreamError, ValueError, KeyError, TypeError, OverflowError):
         # Whoever opens the journal next says what is wrong with it.
         return {}

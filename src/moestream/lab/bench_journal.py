@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError, UsageError
+from moestream.files import exists, read_bytes, read_json
+from moestream.lab.record_kinds import MOST_BYTES, NOT_JSON, parse_record
 from moestream.lab.runs import RUNS
 from moestream.lab.validity import Record, check_one_box
 from moestream.report import write_json
@@ -79,25 +81,21 @@ def open_journal(out: Path, asked: Mapping[str, Any], *, resume: bool, force: bo
 
 def _parsed(path: Path) -> tuple[list[Record], int]:
     """The records and how many bytes of the file they take."""
-    if not path.exists():
+    if not exists(path):
         return [], 0
-    content = path.read_bytes()
+    content = read_bytes(path, "begin anew with --force", MOST_BYTES)
     records: list[Record] = []
     end = 0
     lines = content.split(b"\n")
     for number, line in enumerate(lines[:-1], 1):
         try:
-            record = json.loads(line)
-            known = record.get("schema", 0) <= 1 if isinstance(record, dict) else False
-        except (ValueError, TypeError):
-            if number == len(lines) - 1:
+            records.append(parse_record(line))
+        except ValueError as error:
+            if number == len(lines) - 1 and str(error) == NOT_JSON:
                 break
             raise RefusedError(
-                f"{path}: line {number} is no JSON and not the last: restore it or begin anew with --force"
+                f"{path}: line {number} {error}: restore it or begin anew with --force"
             ) from None
-        if not known:
-            raise RefusedError(f"{path}: line {number} was written by a newer moestream: use that one")
-        records.append(record)
         end += len(line) + 1
     return records, end
 
@@ -105,7 +103,7 @@ def _parsed(path: Path) -> tuple[list[Record], int]:
 def _check_same(path: Path, asked: Mapping[str, Any]) -> None:
     """Raises RefusedError that names what differs from the setup a benchmark was begun with."""
     try:
-        begun = json.loads(path.read_text(encoding="utf-8"))
+        begun = read_json(path, "begin anew with --force")
         different = [
             f"{name}{_change(begun.get(name), asked.get(name))}"
             for name in dict.fromkeys([*begun, *asked])
@@ -113,7 +111,7 @@ def _check_same(path: Path, asked: Mapping[str, Any]) -> None:
             and name != "box"  # compared by what makes a box, not by how much memory is free
             and _plain(begun.get(name)) != _plain(asked.get(name))
         ]
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError):
         raise RefusedError(
             f"{path}: cannot be read, so nobody knows what was measured: begin anew with --force"
         ) from None
@@ -139,6 +137,7 @@ def _change(before: Any, now: Any) -> str:
 def _clear(out: Path) -> None:
     """Remove what a benchmark wrote, and only that."""
     traces = {Path(record["trace"]).name for record in _written(out / RUNS) if record.get("trace")}
+    traces = {name for name in traces if name.endswith(".parquet")}
     for name in (RUNS, SETUP, REPORT, SUMMARY, *sorted(traces)):
         (out / name).unlink(missing_ok=True)
     _drop_unfinished(out)

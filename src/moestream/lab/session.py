@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import json
 import shlex
 import time
 import traceback
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from moestream.box import Box, Cage
-from moestream.errors import MoestreamError, UsageError
+from moestream.errors import MoestreamError, RefusedError, UsageError
+from moestream.files import read_json
 from moestream.lab import files
 from moestream.lab.bench_doubts import Typed
 from moestream.lab.bench_journal import SETUP, open_journal
@@ -190,7 +190,9 @@ class _Session:
         path = self._places[one.name] / VERDICT
         if not self._asked.resume or not path.exists():
             return None
-        outcome: Outcome = json.loads(path.read_text(encoding="utf-8"))
+        outcome = read_json(path, "begin anew with --force")
+        if not isinstance(outcome, dict) or not isinstance(outcome.get("verdict"), str):
+            raise RefusedError(f"{path} is no verdict: begin anew with --force")
         return outcome if not outcome.get("failed") else None
 
     def _make_files(self, one: Experiment) -> None:

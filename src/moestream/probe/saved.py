@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from moestream.box import Box, cache_directory
+from moestream.errors import MoestreamError
+from moestream.files import read_json
 from moestream.model import Model
 
 SCHEMA = 1
@@ -111,14 +113,14 @@ def _place(which: dict[str, Any]) -> Path:
 def _read(path: Path) -> dict[str, Any] | None:
     """A document of this schema with rates that are numbers above zero or None; None for anything else."""
     try:
-        found: Any = json.loads(path.read_text())
+        found: Any = read_json(path, "probe again")
         whole = (
             found["schema"] == SCHEMA
             and isinstance(found["identity"], dict)
             and isinstance(found["measured_at"], (int, float))
             and all(_is_rate(found[name]) for name in _RATES)
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (MoestreamError, TypeError, KeyError):
         return None
     return found if whole else None
 

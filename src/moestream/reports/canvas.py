@@ -36,6 +36,8 @@ _LEGEND_CHARACTERS = 46
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
+    # Names come from records: a dollar is no formula.
+    "text.parse_math": False,
     "font.family": ["DejaVu Sans"],
     "font.size": 9.0,
     "text.color": COLOUR["ink"],

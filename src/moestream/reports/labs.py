@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moestream.errors import MoestreamError, RefusedError
+from moestream.files import read_json
 from moestream.lab.experiment_figures import FIGURES
+from moestream.lab.record_kinds import refusing
 from moestream.lab.verdicts import AGREES, CANNOT_TELL, DISAGREES, shown
 from moestream.reports.records import BoxName, Record, box_names, read_results
 from moestream.reports.summary import Ceilings, ceilings_of, find_probes
@@ -68,6 +69,17 @@ def read_labs(directory: Path, probe: Path | None = None) -> list[Lab]:
         if len(found) > 1
         else ()
     )
+    with refusing(f"{directory}, its {VERDICT} or runs.jsonl,"):
+        return _labs(found, name, several, runs, probes)
+
+
+def _labs(
+    found: Mapping[tuple[BoxName, str], list[Outcome]],
+    name: str,
+    several: tuple[str, ...],
+    runs: list[Record],
+    probes: list[dict[str, Any]],
+) -> list[Lab]:
     return [
         Lab(
             name if len(found) == 1 else f"{name} ({number})",
@@ -82,10 +94,7 @@ def read_labs(directory: Path, probe: Path | None = None) -> list[Lab]:
 
 
 def _read(path: Path) -> Outcome:
-    try:
-        outcome = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RefusedError(f"{path} cannot be read as a verdict: {error}: run the experiment again") from None
+    outcome = read_json(path, "run the experiment again")
     if not isinstance(outcome, dict) or outcome.get("schema") != SCHEMA:
         raise RefusedError(
             f"{path} is no verdict of schema {SCHEMA}: run the experiment again with this version"
@@ -94,6 +103,8 @@ def _read(path: Path) -> Outcome:
     if wrong:
         raise RefusedError(f"{path} is no verdict: it lacks {', '.join(wrong)}: run the experiment again")
     outcome["model"], outcome["box"] = outcome.get("model") or {}, outcome.get("box") or {}
+    if not isinstance(outcome["model"], dict) or not isinstance(outcome["box"], dict):
+        raise RefusedError(f"{path} is no verdict: model and box are objects: run the experiment again")
     commits = (record["commit"] for record in _runs(path.parent) if record["commit"])
     outcome["commit"] = outcome.get("commit") or next(commits, None)
     return outcome

@@ -6,19 +6,19 @@ A record is one JSON object a line. Those of schema 1 say themselves whether the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError, UsageError
+from moestream.files import exists, read_bytes, read_json
+from moestream.lab.record_kinds import MOST_BYTES, is_number, parse_record, refusing
 from moestream.lab.validity import judge_all
 from moestream.units import format_bytes
 
 Record = dict[str, Any]
 
-SCHEMA = 1
 RUNS, SETUP = "runs.jsonl", "setup.json"
 STOCK = "stock"
 #: More of the model than this in the page cache when a capped run begins, and it did not begin cold.
@@ -131,14 +131,11 @@ def read_results(directory: Path) -> Results:
     if not directory.is_dir():
         raise UsageError(f"{directory}: no such directory; name one that a bench wrote (it holds {RUNS})")
     path = directory / RUNS
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
+    if not exists(path):
         raise RefusedError(
             f"{directory} holds no {RUNS}: `moestream bench MODEL --ram SIZE --out {directory}` makes one"
-        ) from None
-    except OSError as error:
-        raise RefusedError(f"{path} cannot be read: {error.strerror or error}") from None
+        )
+    lines = read_bytes(path, "name a directory that a bench wrote", MOST_BYTES).split(b"\n")
     notes = []
     if lines.pop().strip():
         notes.append(
@@ -151,41 +148,38 @@ def read_results(directory: Path) -> Results:
     setup = _setup(directory)
     if setup.get("sentinel"):
         # Tokens of later runs show more than was known when a line was written.
-        records = judge_all(records)
+        with refusing(str(path)):
+            records = judge_all(records)
     return Results(directory, tuple(records), tuple(notes), setup)
 
 
 def _setup(directory: Path) -> dict[str, Any]:
     """The bench's `setup.json`: in it are the arms' order, their levers, and the command. Records do without it."""
-    found: Any
-    try:
-        found = json.loads((directory / SETUP).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    path, remedy = directory / SETUP, "remove it, the records do without"
+    if not exists(path):
         return {}
-    except (OSError, ValueError) as error:
-        raise RefusedError(
-            f"{directory / SETUP} cannot be read: {error}: remove it, the records do without"
-        ) from None
+    found = read_json(path, remedy)
     if not isinstance(found, dict):
         return {}
     arms = found.get("arms")
     whole = isinstance(arms, list) and all(isinstance(arm, dict) and "key" in arm for arm in arms)
+    wrong = [name for name in ("sentinel", "command") if not isinstance(found.get(name, ""), str)]
+    if whole and wrong:
+        raise RefusedError(f"{path}: {', '.join(wrong)} must be text: {remedy}")
     return found if whole else {}
 
 
 def _record(line: bytes, path: Path, number: int) -> Record:
     where = f"{path}, line {number}"
     try:
-        found = json.loads(line)
-    except ValueError:
-        raise RefusedError(f"{where} is not JSON: remove that line, or run the bench again") from None
-    if not isinstance(found, dict):
-        raise RefusedError(f"{where} is no record: each line is one JSON object")
-    schema = found.get("schema", SCHEMA)
-    if schema != SCHEMA:
-        raise RefusedError(
-            f"{where} is of schema {schema!r}, this version knows {SCHEMA}: read it with a newer one"
-        )
+        found = parse_record(line)
+    except ValueError as error:
+        raise RefusedError(f"{where} {error}: remove that line, or run the bench again") from None
+    with refusing(where):
+        return _completed(found, where, number)
+
+
+def _completed(found: Record, where: str, number: int) -> Record:
     missing = [name for name in ("arm", "asked", "prompt", "document") if name not in found]
     if missing:
         raise RefusedError(f"{where} is no record of a run: it lacks {', '.join(missing)}")
@@ -211,17 +205,13 @@ def _check_document(document: Any, where: str) -> None:
     steps = decode.get("step_ms") if isinstance(decode, dict) else None
     if not isinstance(decode, dict) or not isinstance(steps, list):
         raise RefusedError(f"{where}: its document has no decode.step_ms, it is not of `run --json`")
-    wrong = [name for name in _STEP_FIGURES if not _is_number(decode.get(name))]
-    wrong += ["step_ms"] if not all(_is_number(ms) for ms in steps) else []
+    wrong = [name for name in _STEP_FIGURES if not is_number(decode.get(name))]
+    wrong += ["step_ms"] if not all(is_number(ms) for ms in steps) else []
     if wrong:
         raise RefusedError(f"{where}: its document's decode has no number for {', '.join(wrong)}")
     mechanism = document.get("mechanism")
     if not isinstance(mechanism, dict) or "effective" not in mechanism:
         raise RefusedError(f"{where}: its document does not say which mechanism ran")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
 def _reasons(record: Record) -> list[str]:

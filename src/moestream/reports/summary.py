@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError
+from moestream.files import read_json
 from moestream.lab import statistics
 from moestream.lab.bench_doubts import Doubt, doubts
 from moestream.lab.bench_figures import Figure, cpu_per_token, floor_s, held_bytes, median
+from moestream.lab.record_kinds import is_number, refusing
 from moestream.reports import figures
 from moestream.reports.figures import Estimate, Split, estimate
-from moestream.reports.records import STOCK, BoxName, Record, Results, box_names
+from moestream.reports.records import RUNS, SETUP, STOCK, BoxName, Record, Results, box_names
 
 Key = tuple[Any, ...]
 
@@ -129,7 +130,8 @@ def summarize(results: Sequence[Results], probe: Path | None = None) -> list[Gro
     ``moestream probe --json`` whose ceilings count where they are of the same box (and, for compute, model); the
     directories' own ``probe*.json`` do too. Raises RefusedError for a file that is none."""
     parts: list[tuple[Results, BoxName, str, list[Record]]] = []
-    names = iter(box_names(record["box"] for result in results for record in result.records))
+    with refusing(f"{', '.join(str(result.directory) for result in results)}: a box of {RUNS}"):
+        names = iter(box_names(record["box"] for result in results for record in result.records))
     for result in results:
         found: dict[tuple[BoxName, str], list[Record]] = {}
         for record in result.records:
@@ -141,7 +143,9 @@ def summarize(results: Sequence[Results], probe: Path | None = None) -> list[Gro
         same_name = [part[0].name for part in parts].count(result.name) > 1
         name = f"{result.name} ({number})" if same_name else result.name
         siblings = sum(part[0] is result for part in parts) - 1
-        groups.append(_group(name, result, box, records, find_probes(result.directory, probe), siblings))
+        probes = find_probes(result.directory, probe)
+        with refusing(f"{result.directory}, its {RUNS} or {SETUP},"):
+            groups.append(_group(name, result, box, records, probes, siblings))
     return groups
 
 
@@ -152,15 +156,17 @@ def find_probes(directory: Path, probe: Path | None) -> list[dict[str, Any]]:
 
 
 def _read_probe(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RefusedError(
-            f"{path} cannot be read as a probe: {error}; `moestream probe --json` makes one"
-        ) from None
+    found = read_json(path, "`moestream probe --json FILE` makes a probe")
     if not isinstance(found, dict) or found.get("schema") != 1 or not isinstance(found.get("box"), dict):
         raise RefusedError(f"{path} is no probe of schema 1: `moestream probe --json {path}` makes one")
+    rates = [found.get(name) for name in ("disk_bytes_per_s", "compute_s_per_token")]
+    if not isinstance(found.get("identity") or {}, dict) or not all(map(_is_rate, rates)):
+        raise RefusedError(f"{path} is no probe: an identity or a rate in it is none: probe again")
     return found
+
+
+def _is_rate(value: Any) -> bool:
+    return value is None or is_number(value)
 
 
 def _group(
