@@ -137,9 +137,9 @@ def test_a_wrong_file_of_ones_own_is_one_line_and_code_2(
 def test_a_file_that_is_not_there_is_named(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "folder.toml").mkdir()
     assert typed("run", "no.toml") == 2
-    assert "no.toml: No such file or directory" in capfd.readouterr().err
+    assert "there is no file no.toml: name one of your own, FILE.toml" in capfd.readouterr().err
     assert typed("run", "folder.toml") == 2
-    assert "folder.toml: Is a directory" in capfd.readouterr().err
+    assert "folder.toml is not a regular file" in capfd.readouterr().err
 
 
 def test_two_experiments_of_one_name_are_refused(

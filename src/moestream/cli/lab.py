@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from moestream.errors import ModelError
+from moestream.errors import ModelError, UsageError
 
 lab = typer.Typer(
     add_completion=False,
@@ -101,9 +101,9 @@ def run(
     from moestream.model import check_architecture, locate, read_model
     from moestream.units import parse_size
 
-    chosen = (
-        list(experiments().values()) if names == ["all"] else [find(name) for name in dict.fromkeys(names)]
-    )
+    if "all" in names and len(set(names)) > 1:
+        raise UsageError("all is every experiment: write it alone, or the names without it")
+    chosen = list(experiments().values()) if "all" in names else [find(name) for name in dict.fromkeys(names)]
     cap = parse_size(ram) if ram is not None else None
     for one in chosen:
         if len(chosen) == 1:

@@ -45,6 +45,9 @@ def bench_arms(which: str, cap: int, *, chosen: Mechanism, fits: bool) -> list[A
         texts = [text.strip() for text in which.split(",") if text.strip()]
         if not texts:
             raise UsageError("--mechanisms names none: write some with commas between, ladder, or all")
+        for word in ("ladder", "all"):
+            if word in texts:
+                raise UsageError(f"--mechanisms {which[:60]!r}: {word} stands alone, without commas")
         asked = [
             ("", chosen if text == DEFAULT_KEY else Mechanism.parse(text)) for text in texts if text != STOCK
         ]

@@ -16,8 +16,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from moestream.errors import MechanismError, UsageError
+from moestream.errors import MechanismError, RefusedError, UsageError
+from moestream.files import read_bytes
 from moestream.lab.bench_arms import PROMPTS, STOCK
+from moestream.lab.experiment_bounds import GROUPS, MOST_TIMES, check_key, check_number, shown
 from moestream.lab.experiment_figures import FIGURES
 from moestream.mechanism import Mechanism
 from moestream.units import parse_size
@@ -189,10 +191,18 @@ def find(name: str) -> Experiment:
 def load(path: Path | Traversable, name: str) -> Experiment:
     """Read one file. UsageError names the file and the key, arm or claim that is wrong."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = (
+            read_bytes(path, f"name one of your own, FILE{_OWN}")
+            if isinstance(path, Path)
+            else path.read_bytes()
+        )
+        document = tomllib.loads(text.decode("utf-8"))
+    except RefusedError as error:
+        raise UsageError(str(error)) from None
+    except RecursionError:
+        raise UsageError(f"{path}: not a TOML file that can be read: it is nested too deeply") from None
+    except ValueError as error:
+        # Beside what the reader itself says: no UTF-8, and whole numbers of thousands of digits.
         raise UsageError(f"{path}: not a TOML file that can be read: {error}") from None
     try:
         return parse(document, name)
@@ -211,6 +221,8 @@ def parse(document: dict[str, Any], name: str) -> Experiment:
     for key in ("show", "arms", "claims"):
         if not isinstance(document.get(key, []), list):
             raise UsageError(f"{key} must be a list")
+    if not all(isinstance(name, str) for name in document.get("show", [])):
+        raise UsageError(f"show must be names of figures, not {shown(document['show'])}")
     if document["kind"] not in KINDS:
         raise UsageError(f"kind {document['kind']!r}: one of {', '.join(KINDS)}")
     settings = _made(Settings(), document.get("settings", {}), "settings")
@@ -237,6 +249,8 @@ def budget_bytes(text: str, expert_bytes: int, demand_bytes: int) -> int:
     if match is None:
         return parse_size(text)
     number = float(match[1])
+    if not 0 < number <= MOST_TIMES:
+        raise UsageError(f"no budget: {shown(text)}")
     return int(number * demand_bytes) if match[2] == "x" else int(number / 100 * expert_bytes)
 
 
@@ -278,9 +292,10 @@ def _made(default: Any, table: dict[str, Any], where: str) -> Any:
         elif isinstance(value, tuple):
             right = bool(value) and _fits(value, kinds[key])
         else:
-            right = _fits(value, kinds[key]) and value > 0
+            right = _fits(value, kinds[key])
         if not right:
-            raise UsageError(f"[{where}] {key} cannot be {value!r}")
+            raise UsageError(f"[{where}] {key} cannot be {shown(value)}")
+        check_number(key, value, f"[{where}]")
     return replace(default, **_frozen(table))
 
 
@@ -292,7 +307,8 @@ def _row(kind: Any, row: Any, where: str, number: int) -> Any:
     _only(row, set(kinds), place)
     for key, value in row.items():
         if not _fits(value, kinds[key]):
-            raise UsageError(f"{place} {key} cannot be {value!r}")
+            raise UsageError(f"{place} {key} cannot be {shown(value)}")
+        check_number(key, value, place)
     try:
         return kind(**row)
     except TypeError:
@@ -319,7 +335,10 @@ def _check(experiment: Experiment) -> None:
     if len(set(keys)) != len(keys):
         raise UsageError(f"two arms have one key: {', '.join(keys)}")
     for arm in experiment.arms:
+        check_key(arm.key)
         _check_arm(arm)
+    for probe in (experiment.probe, experiment.quick_probe):
+        _check_probe(probe)
     for settings in (experiment.settings, experiment.quick):
         for prompt in settings.prompts:
             if prompt not in PROMPTS:
@@ -346,19 +365,33 @@ def _check_arm(arm: ArmSpec) -> None:
             raise UsageError(f"arm {arm.key}: {error}") from None
     if arm.file not in FILES:
         raise UsageError(f"arm {arm.key}: no file {arm.file!r} (known: {', '.join(FILES)})")
-    if arm.cap is not None and arm.cap != NO_CAP and not (isinstance(arm.cap, (int, float)) and arm.cap > 0):
-        raise UsageError(f"arm {arm.key}: cap is a share of the model's bytes, or {NO_CAP}: not {arm.cap!r}")
+    if isinstance(arm.cap, str) and arm.cap != NO_CAP:
+        raise UsageError(
+            f"arm {arm.key}: cap is a share of the model's bytes, or {NO_CAP}: not {shown(arm.cap)}"
+        )
     if arm.budget is not None:
-        budget_bytes(arm.budget, 1 << 30, 1 << 30)
-    for name in ("tokens", "threads", "ctx", "batch"):
-        value = getattr(arm, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UsageError(f"arm {arm.key}: {name} cannot be {value!r}")
+        try:
+            budget_bytes(arm.budget, 1 << 30, 1 << 30)
+        except UsageError as error:
+            raise UsageError(f"arm {arm.key}: budget: {error}") from None
+
+
+def _check_probe(probe: ProbeSpec) -> None:
+    from moestream.probe.disk import ADVICE, ALIGNMENTS
+
+    for key, known in (("groups", GROUPS), ("alignments", tuple(ALIGNMENTS)), ("advice", tuple(ADVICE))):
+        for name in getattr(probe, key):
+            if name not in known:
+                raise UsageError(f"[probe] {key}: there is no {shown(name)} (known: {', '.join(known)})")
 
 
 def _check_claim(claim: Claim, experiment: Experiment) -> None:
     if claim.at_least is None and claim.at_most is None:
         raise UsageError(f"claim {claim.says!r} has neither at_least nor at_most: nothing could disagree")
+    if claim.at_least is not None and claim.at_most is not None and claim.at_least > claim.at_most:
+        raise UsageError(f"claim {claim.says!r}: at_least is more than at_most: nothing could agree")
+    if claim.over == claim.of:
+        raise UsageError(f"claim {claim.says!r}: of and over are one arm: name two")
     if experiment.kind in ("runs", "trace"):
         for key in claim.arms:
             if key not in {arm.key for arm in experiment.arms}:
