@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +12,8 @@ from moestream.cli.main import main
 from moestream.errors import MoestreamError, RefusedError
 from moestream.lab.bench_journal import read_runs
 from moestream.lab.record_kinds import parse_record
-from report_records import BOX, MODEL, a_bench, outcome, run, save, save_lab
+from odd_values import odd_texts
+from report_records import BOX, MODEL, a_bench, failed, outcome, run, save, save_lab
 
 PROBE = {
     "schema": 1,
@@ -31,35 +28,6 @@ SETUP = {
     "command": "moestream bench demo",
     "ladder": True,
 }
-#: As they stand in a file: not all of them can be made by a JSON writer.
-ODD = [
-    "null", "true", "0", "-1", "1.5", "1e308", "1" + "0" * 400, "1" + "0" * 5000, "NaN", "-Infinity", '""', '"$x^"',
-    '"\\u001b[31m\\ud800"', "[]", "{}", "[[1]]", '{"a": null}', "[" * 3000 + "]" * 3000,
-]  # fmt: skip
-_MARK = "what stands here is replaced"
-
-
-def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value in a document."""
-    if way:
-        yield way
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inner:
-        yield from places(each, (*way, key))
-
-
-def odd_texts(document: dict[str, Any], count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """The document as text with one value replaced, and what was replaced by what."""
-    chosen = random.Random(seed)
-    ways = list(places(document))
-    for _ in range(count):
-        way, odd = chosen.choice(ways), chosen.choice(ODD)
-        changed = copy.deepcopy(document)
-        at: Any = changed
-        for key in way[:-1]:
-            at = at[key]
-        at[way[-1]] = _MARK
-        yield json.dumps(changed).replace(json.dumps(_MARK), odd), f"{way} = {odd[:40]}"
 
 
 def reported(capfd: pytest.CaptureFixture[str], what: str, *words: str | Path) -> None:
@@ -148,3 +116,24 @@ def test_odd_values_in_the_records_of_a_benchmark_that_goes_on(tmp_path: Path) -
             read_runs(path)
         except MoestreamError as error:
             assert f"{path}: line 1" in str(error)
+
+
+@pytest.mark.parametrize("name", ["$x^", "a\u001b[31mb", "\ud800", "$", "\\frac{"])
+def test_names_are_drawn_as_they_are(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    records = [*a_bench(), run("arena", arm=name, prompt=name), run(name, prompt="prose")]
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(save(tmp_path / "mine", records)), "--html", str(out)])
+    assert ended.value.code == 0, capfd.readouterr().err
+    assert "\x1b" not in out.read_text()
+    assert "\x1b" not in capfd.readouterr().out
+
+
+def test_without_a_valid_run_what_was_asked_is_still_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", str(save(tmp_path / "mine", [failed(), failed("stock")])), "--markdown", "-"])
+    said = capfd.readouterr().out
+    assert "a memory cgroup around the whole process" in said
+    assert "2030-01-02 03:04 to 2030-01-02 03:04 UTC, no valid runs" in said

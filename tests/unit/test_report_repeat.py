@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from moestream.reports import read_results, summarize
@@ -56,3 +57,20 @@ def test_the_demo_is_the_models_word(tmp_path: Path) -> None:
     demo = outcome("skew", model={"name": "demo-1.gguf"}, quick=False, cap_bytes=None)
     (lab,) = read_labs(save_lab(tmp_path / "lab", [demo]))
     assert lab_commands(lab, lab.outcomes[0])[-1] == ".venv/bin/moestream lab run skew"
+
+
+def test_what_a_record_says_is_quoted_in_the_commands(tmp_path: Path) -> None:
+    odd = "x; touch /tmp/y\nrm z"
+    records = [run("default", commit=odd, prompt=odd, model={"name": odd}), run("stock", prompt=odd)]
+    (group,) = summarize([read_results(save(tmp_path / "bench", records))])[:1]
+    found = commands(group)
+    assert shlex.split(found[0]) == ["git", "checkout", odd]
+    assert (
+        found[2]
+        == "# prompts.json: an object with the texts of x; touch /tmp/y rm z, which records do not hold"
+    )
+    assert shlex.split(found[3])[2] == odd
+    setup = {"arms": [{"key": "default"}], "command": "moestream bench demo; touch /tmp/y $(id)"}
+    (tmp_path / "bench/setup.json").write_text(json.dumps(setup))
+    (group,) = summarize([read_results(tmp_path / "bench")])[:1]
+    assert commands(group)[-1].startswith(".venv/bin/moestream bench 'demo;' touch /tmp/y '$(id)' --out ")

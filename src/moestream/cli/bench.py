@@ -161,13 +161,15 @@ def _measure(
     from moestream.lab.bench_ask import ask
     from moestream.lab.bench_journal import open_journal, read_runs
     from moestream.lab.bench_progress import display
-    from moestream.lab.bench_session import conclude, make_runs
+    from moestream.lab.bench_session import check_earlier, conclude, make_runs
     from moestream.lab.runs import RUNS
     from moestream.lab.schedule import schedule
 
     asked = ask(request, resume=resume)
     box = Box().describe(request.model.paths[0])
-    records = open_journal(request.out, asked.document(box), resume=resume, force=force)
+    setup = asked.document(box)
+    records = open_journal(request.out, setup, resume=resume, force=force)
+    check_earlier(request.out, setup, records)
     slots = schedule(asked.arms, list(asked.setup.prompts), asked.repeats, asked.sentinel)
     before = signal.signal(signal.SIGTERM, _end)
     with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as errors:

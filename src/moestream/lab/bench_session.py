@@ -14,7 +14,8 @@ from moestream.lab.bench_progress import Display
 from moestream.lab.bench_summary import summarise
 from moestream.lab.bench_text import report
 from moestream.lab.bench_time import left_s, seconds_by_arm
-from moestream.lab.runs import Executor, Processes, Setup, provenance, run_arm
+from moestream.lab.record_kinds import refusing
+from moestream.lab.runs import RUNS, Executor, Processes, Setup, provenance, run_arm
 from moestream.lab.schedule import Slot
 from moestream.lab.validity import Reason, Record
 from moestream.report import write_json
@@ -126,6 +127,19 @@ def make_runs(
         done.append(record)
         show.end(slot, record)
     return done
+
+
+def check_earlier(out: Path, setup: Mapping[str, Any], records: Sequence[Record]) -> None:
+    """Asks the records of a benchmark that goes on for all that is needed of them later, before a run is made. Raises
+    RefusedError that names their file where a value is none that a run wrote."""
+    if not records:
+        return
+    with refusing(str(out / RUNS)):
+        not_made([], records)
+        seconds_by_arm(records)
+        for record in records:
+            _will_fail_again(record)
+        report(summarise(setup, records))
 
 
 def not_made(slots: Sequence[Slot], records: Sequence[Record]) -> list[Slot]:

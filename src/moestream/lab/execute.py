@@ -134,7 +134,7 @@ class BoxExecutor:
             expert_bytes=job.budget_bytes,
         )
         # Another file is another model: its tokens are its own.
-        same = [record for record in earlier if record["model"]["identity"] == model.identity]
+        same = [record for record in earlier if (record["model"] or {}).get("identity") == model.identity]
         return run_arm(
             setup,
             arm,

@@ -70,6 +70,19 @@ def run_experiment(
     return _document(experiment, quick, cap_bytes, seen)
 
 
+def check_earlier(experiment: Experiment, earlier: Sequence[Record]) -> None:
+    """Asks earlier records for all that their runs are judged by, before hours are spent on the others. Raises whatever
+    values that no run wrote raise."""
+    counted = [record for record in earlier if usable(record)]
+    for record in with_floor(counted):
+        Sample(record["arm"], record["prompt"], record["round"], {}, record)
+        if experiment.kind == "runs":
+            _figures(experiment, record)
+    if experiment.kind == "runs":
+        noise_of(counted)
+        doubts_of(counted, ANYWHERE)
+
+
 def failed_experiment(
     experiment: Experiment, reason: str, *, quick: bool = False, cap_bytes: int | None = None
 ) -> dict[str, Any]:
@@ -146,19 +159,23 @@ def _observe(experiment: Experiment, executor: Executor, records: list[Record], 
     for record in with_floor(records):
         arm, prompt, repeat = record["arm"], record["prompt"], record["round"]
         if experiment.kind == "runs":
-            known = {name: FIGURES[name].of for name in experiment.figures}
-            figures = {
-                name: float(value)
-                for name, of in known.items()
-                if of is not None and (value := of(record)) is not None
-            }
-            seen.samples.append(Sample(arm, prompt, repeat, figures, record))
+            seen.samples.append(Sample(arm, prompt, repeat, _figures(experiment, record), record))
         elif experiment.kind == "trace":
             for layer, figures in enumerate(executor.routing(record)):
                 seen.samples.append(Sample(arm, prompt, repeat * _LAYERS + layer, figures))
         else:
             for key, figures in executor.replayed(record, experiment.replay).items():
                 seen.samples.append(Sample(key, prompt, repeat, figures))
+
+
+def _figures(experiment: Experiment, record: Record) -> dict[str, float]:
+    """The experiment's figures of one run, as far as it has them."""
+    known = {name: FIGURES[name].of for name in experiment.figures}
+    return {
+        name: float(value)
+        for name, of in known.items()
+        if of is not None and (value := of(record)) is not None
+    }
 
 
 def _probe(experiment: Experiment, executor: Executor, quick: bool, seen: _Seen) -> None:

@@ -23,8 +23,9 @@ from moestream.lab.execute import BoxExecutor, origin
 from moestream.lab.experiment import Experiment
 from moestream.lab.experiment_plan import Job, Sizes, file_seconds, jobs, steps
 from moestream.lab.experiment_progress import Progress
-from moestream.lab.experiment_run import failed_experiment, run_experiment
+from moestream.lab.experiment_run import check_earlier, failed_experiment, run_experiment
 from moestream.lab.experiment_sharing import SharedRuns
+from moestream.lab.record_kinds import refusing
 from moestream.lab.runs import RUNS, end_on_sigterm
 from moestream.lab.statistics import need_scipy
 from moestream.model import Model
@@ -219,6 +220,9 @@ class _Session:
         self._earlier[one.name] = open_journal(
             place, setup, resume=asked.resume and begun, force=asked.force and begun
         )
+        if one.kind != "probe":
+            with refusing(str(place / RUNS)):
+                check_earlier(one, self._earlier[one.name])
 
     def _what_and_where(self) -> dict[str, Any]:
         model = self._asked.model

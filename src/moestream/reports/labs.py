@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moestream.errors import MoestreamError, RefusedError
-from moestream.files import read_json
+from moestream.files import printable, read_json
 from moestream.lab.experiment_figures import FIGURES
 from moestream.lab.record_kinds import refusing
 from moestream.lab.verdicts import AGREES, CANNOT_TELL, DISAGREES, shown
@@ -63,7 +63,7 @@ def read_labs(directory: Path, probe: Path | None = None) -> list[Lab]:
     names = box_names(outcome["box"] for outcome in outcomes)
     for outcome, box in zip(outcomes, names, strict=True):
         found.setdefault((box, str(outcome["model"].get("identity") or "")), []).append(outcome)
-    name = directory.resolve().name
+    name = printable(directory.resolve().name)
     several = (
         (f"{name} holds experiments of {len(found)} boxes or models: they are kept apart",)
         if len(found) > 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError, UsageError
-from moestream.files import exists, read_bytes, read_json
+from moestream.files import exists, printable, read_bytes, read_json
 from moestream.lab.record_kinds import MOST_BYTES, is_number, parse_record, refusing
 from moestream.lab.validity import judge_all
 from moestream.units import format_bytes
@@ -120,7 +120,7 @@ class Results:
 
     @property
     def name(self) -> str:
-        return self.directory.resolve().name
+        return printable(self.directory.resolve().name)
 
 
 def read_results(directory: Path) -> Results:

@@ -17,15 +17,16 @@ _PROGRAM = ".venv/bin/moestream"
 def commands(group: Group) -> list[str]:
     """Shell lines: the code, then the bench as it was asked for, or where nothing says, one bench a cap. What the runs
     had in common is in the first valid one."""
-    runs = group.runs or [record for arm in group.arms for record in arm.excluded]
+    runs = group.runs or group.excluded
     lines = _code(runs[0]["commit"])
     if group.setup.get("command"):
-        return [*lines, f".venv/bin/{group.setup['command']} --out results/scratch/{_place(group)}"]
+        words = _words(group.setup["command"])
+        return [*lines, f".venv/bin/{shlex.join([*words, '--out', f'results/scratch/{_place(group)}'])}"]
     own = [str(name) for name in dict.fromkeys(record["prompt"] for record in runs) if name not in PROMPTS]
     if own:
-        lines.append(
-            f"# prompts.json: an object with the texts of {', '.join(own)}, which records do not hold"
-        )
+        # A comment ends with its line, so that no name may go on in the next.
+        names = " ".join(", ".join(own).split())
+        lines.append(f"# prompts.json: an object with the texts of {names}, which records do not hold")
     for cap in group.caps:
         arms = [arm for arm in group.arms if arm.cap_bytes == cap]
         lines.append(_bench(group, arms, cap, ["--prompts", "prompts.json"] if own else []))
@@ -42,9 +43,17 @@ def lab_commands(lab: Lab, outcome: Outcome) -> list[str]:
     return [*_code(outcome["commit"]), shlex.join(words)]
 
 
+def _words(command: str) -> list[str]:
+    """Of a command as a setup has it, each to be quoted again: it may have been edited."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()
+
+
 def _code(commit: str | None) -> list[str]:
     """What ran, built. Of runs whose commit nobody wrote down, whatever is there."""
-    return [*([f"git checkout {commit}"] if commit else []), "make setup"]
+    return [*([f"git checkout {shlex.quote(commit)}"] if commit else []), "make setup"]
 
 
 def _bench(group: Group, arms: Sequence[Arm], cap: int | None, prompts: Sequence[str]) -> str:

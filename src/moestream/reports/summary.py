@@ -116,6 +116,10 @@ class Group:
         return [record for arm in self.arms for record in arm.runs]
 
     @property
+    def excluded(self) -> list[Record]:
+        return [record for arm in self.arms for record in arm.excluded]
+
+    @property
     def caps(self) -> list[int | None]:
         """The caps in the order of their first arm."""
         return list(dict.fromkeys(arm.cap_bytes for arm in self.arms))

@@ -247,14 +247,15 @@ def _demand(group: Group) -> str:
 
 
 def _dates(group: Group) -> str:
-    dates = sorted(str(record["date"])[:16].replace("T", " ") for record in group.runs if record["date"])
+    runs = group.runs or group.excluded
+    dates = sorted(str(record["date"])[:16].replace("T", " ") for record in runs if record["date"])
     if not dates:
         return "unknown"
-    return f"{dates[0]} to {dates[-1]} UTC, {len(group.runs)} valid runs"
+    return f"{dates[0]} to {dates[-1]} UTC, {len(group.runs) or 'no'} valid runs"
 
 
 def _cap(group: Group) -> str:
-    capped = [record for record in group.runs if record["cap_bytes"] is not None]
+    capped = [record for record in group.runs or group.excluded if record["cap_bytes"] is not None]
     if not capped:
         return "none"
     if all(record["caged"] for record in capped):

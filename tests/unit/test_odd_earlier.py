@@ -1,0 +1,37 @@
+"""A benchmark that goes on with records that were edited: refused before its first run, in one line that names them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bench_records import ARMS, BOX, CAP, PROMPTS, Mock, Silent, setup
+from moestream.errors import MoestreamError
+from moestream.lab.bench_journal import read_runs
+from moestream.lab.bench_session import Asked, check_earlier, conclude, make_runs
+from moestream.lab.schedule import schedule
+from odd_values import odd_texts
+
+
+def test_odd_values_of_earlier_records_are_found_before_the_first_run(tmp_path: Path) -> None:
+    what = Asked(setup(tmp_path), ARMS, 1, "default", CAP, "1GiB", "moestream bench m.gguf --ram 1GiB")
+    slots = schedule(ARMS, list(PROMPTS), 1, "default")
+    asked, runs = what.document(BOX), tmp_path / "runs.jsonl"
+    records = make_runs(what.setup, slots[:4], [], Silent(), Mock())
+    check_earlier(tmp_path, asked, read_runs(runs))
+    (tmp_path / "setup.json").write_text(json.dumps(asked))
+    first = runs.read_text().splitlines()[0] + "\n"
+    refused = 0
+    for line, what_odd in odd_texts(records[-1], 120, seed=6):
+        runs.write_text(first + line + "\n")
+        try:
+            found = read_runs(runs)
+            check_earlier(tmp_path, asked, found)
+        except MoestreamError as error:
+            refused += 1
+            assert str(runs) in str(error) or "two boxes" in str(error), what_odd
+            assert "\n" not in str(error), what_odd
+        else:
+            # What was let through carries to the end.
+            conclude(tmp_path, make_runs(what.setup, slots[4:6], found, Silent(), Mock()), None)
+    assert 0 < refused < 120
