@@ -37,6 +37,19 @@ def open_file(path: Path, remedy: str) -> BufferedReader:
         raise RefusedError(f"{path} cannot be read ({error.strerror or error}): {remedy}") from None
 
 
+def check_listable(directory: Path, remedy: str) -> None:
+    """Raises UsageError where ``directory`` is none, RefusedError where nobody may list what is in it; the text ends in
+    ``remedy``."""
+    try:
+        os.scandir(directory).close()
+    except FileNotFoundError:
+        raise UsageError(f"{directory}: no such directory; {remedy}") from None
+    except NotADirectoryError:
+        raise UsageError(f"{directory} is not a directory; {remedy}") from None
+    except OSError as error:
+        raise RefusedError(f"{directory} cannot be read ({error.strerror or error}); {remedy}") from None
+
+
 def read_bytes(path: Path, remedy: str, most_bytes: int = MOST_BYTES) -> bytes:
     """The whole file. Raises what ``open_file`` does, and RefusedError for a file larger than ``most_bytes``."""
     try:

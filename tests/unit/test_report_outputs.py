@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from moestream.cli.main import main
-from moestream.errors import UsageError
+from moestream.errors import RefusedError, UsageError
 from moestream.files import followed
+from moestream.lab.bench_journal import open_journal
+from moestream.lab.files import clean, directory
 from moestream.make.output import new_file
 from report_records import a_bench, save
 
@@ -101,3 +103,43 @@ def test_two_outputs_are_two_files(bench: Path, tmp_path: Path, capfd: pytest.Ca
     said = refused(capfd, bench, "--html", tmp_path / "page", "--markdown", tmp_path / "link")
     assert "--html names that file too" in said
     assert not (tmp_path / "page").exists()
+
+
+@pytest.mark.parametrize("name", ["long", "long/in", "round", "file"])
+def test_a_directory_that_is_none_is_named_in_one_line(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    (tmp_path / "file").write_text("")
+    path = tmp_path / name.replace("long", "l" * 300)
+    for words in (["report", str(path)], ["lab", "run", str(path) + ".toml"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        said = capfd.readouterr().err
+        assert ended.value.code in (2, 3), said
+        assert str(path) in said
+        assert said.count("\n") == 1
+    with pytest.raises(UsageError, match="--out "):
+        open_journal(path, {}, resume=False, force=False)
+
+
+def test_a_directory_that_may_not_be_read_is_named(
+    bench: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("moestream.files.os.scandir", refuse)
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(bench)])
+    assert ended.value.code == 3
+    assert f"{bench} cannot be read (Permission denied)" in capfd.readouterr().err
+
+
+def test_what_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = directory() / "a.gguf"
+    made.mkdir(parents=True)
+    with pytest.raises(RefusedError, match="cannot be removed"):
+        clean()
+    assert made.is_dir()

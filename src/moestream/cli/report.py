@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moestream.errors import UsageError
-from moestream.files import exists, followed
+from moestream.files import check_listable, exists, followed
 from moestream.report import check_writable
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def report(
     from moestream.reports.text import markdown as as_markdown
     from moestream.reports.text import print_report
 
+    for directory in directories:
+        check_listable(directory, "name one that a bench wrote (it holds runs.jsonl)")
     unique = {directory.resolve(): directory for directory in directories}
     measured = [directory for directory in unique.values() if not is_lab(directory)]
     groups = summarize([read_results(directory) for directory in measured], probe)

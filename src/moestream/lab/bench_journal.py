@@ -51,6 +51,13 @@ def open_journal(out: Path, asked: Mapping[str, Any], *, resume: bool, force: bo
     benchmark in a directory that is not empty."""
     if resume and force:
         raise UsageError("--resume goes on and --force begins anew: say one of the two")
+    try:
+        return _opened(out, asked, resume=resume, force=force)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror or error}: name another directory") from None
+
+
+def _opened(out: Path, asked: Mapping[str, Any], *, resume: bool, force: bool) -> list[Record]:
     setup_path, runs_path = out / SETUP, out / RUNS
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: that is a file, name a directory")
@@ -71,10 +78,7 @@ def open_journal(out: Path, asked: Mapping[str, Any], *, resume: bool, force: bo
         records = drop_torn_line(runs_path)
         _drop_unfinished(out)
         check_one_box([*records, {"asked": "", "box": asked.get("box")}])
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {out}: {error.strerror}") from None
+    out.mkdir(parents=True, exist_ok=True)
     write_json(setup_path, dict(asked))
     return records
 

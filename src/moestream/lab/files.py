@@ -87,8 +87,13 @@ def clean() -> list[tuple[Path, int]]:
     """Remove every file that was made here, unfinished ones too; what was removed, with its bytes."""
     removed = []
     for path in sorted([*directory().glob("*.gguf"), *directory().glob(".*.gguf.*.partial")]):
-        size = path.stat().st_size
-        path.unlink()
+        try:
+            size = path.lstat().st_size
+            path.unlink()
+        except OSError as error:
+            raise RefusedError(
+                f"{path} cannot be removed ({error.strerror or error}): remove it yourself"
+            ) from None
         removed.append((path, size))
     return removed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import shlex
 import time
 import traceback
@@ -14,7 +15,7 @@ from typing import Any
 
 from moestream.box import Box, Cage
 from moestream.errors import MoestreamError, RefusedError, UsageError
-from moestream.files import read_json
+from moestream.files import exists, read_json
 from moestream.lab import files
 from moestream.lab.bench_doubts import Typed
 from moestream.lab.bench_journal import SETUP, open_journal
@@ -114,6 +115,7 @@ class _Session:
     """What the experiments of one ``lab run`` have in common."""
 
     def __init__(self, asked: Asked, out: Path, chosen: Sequence[Experiment], show: Display) -> None:
+        self._out = out
         self._asked, self._show, self._chosen = asked, show, chosen
         self._places = {one.name: out if len(chosen) == 1 else out / one.name for one in chosen}
         self._earlier: dict[str, list[dict[str, Any]]] = {}
@@ -124,8 +126,16 @@ class _Session:
     def check_places(self) -> None:
         """Open every directory that is there: what must be refused is refused before the first run."""
         for one in self._chosen:
-            if self._places[one.name].exists():
+            if exists(self._places[one.name]):
                 self._open(one)
+        try:
+            self._out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"--out {self._out}: {error.strerror or error}: name another directory"
+            ) from None
+        if not os.access(self._out, os.W_OK):
+            raise UsageError(f"--out {self._out}: cannot be written to: name another directory")
 
     def announce(self) -> None:
         model = self._asked.model

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from moestream.errors import RefusedError, UsageError
-from moestream.files import exists, printable, read_bytes, read_json
+from moestream.errors import RefusedError
+from moestream.files import check_listable, exists, printable, read_bytes, read_json
 from moestream.lab.record_kinds import MOST_BYTES, is_number, parse_record, refusing
 from moestream.lab.validity import judge_all
 from moestream.units import format_bytes
@@ -128,8 +128,7 @@ def read_results(directory: Path) -> Results:
 
     A last line without its end is of a run that was killed and is left out, with a note. Raises UsageError where there
     is no such directory, RefusedError where it holds no records, a line that is none, or a newer schema."""
-    if not directory.is_dir():
-        raise UsageError(f"{directory}: no such directory; name one that a bench wrote (it holds {RUNS})")
+    check_listable(directory, f"name one that a bench wrote (it holds {RUNS})")
     path = directory / RUNS
     if not exists(path):
         raise RefusedError(
