@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,8 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
         ("p.txt", b"\xff\xfe\x00", "no UTF-8"),
         ("p.txt", b"a\n---\nb\0\n---\nc", "zero byte"),
         ("p.json", b"{", "not JSON"),
+        ("p.json", b"[" * 5000, "nested too deeply"),
+        ("p.json", b'{"a": "\\ud800", "b": "x", "c": "y"}', "half a character"),
         ("p.json", b'["a", "b", "c"]', "one object of names and texts"),
         ("p.json", b'{"a": 1, "b": "x", "c": "y"}', "one object of names and texts"),
         ("p.json", b'{"../a": "x", "b": "x", "c": "y"}', "names a file later"),
@@ -167,6 +170,9 @@ def test_files_that_are_no_prompts(tmp_path: Path, name: str, text: bytes, says:
         read_prompts(path)
     with pytest.raises(UsageError, match="there is no file"):
         read_prompts(tmp_path / "absent")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RefusedError, match="is not a regular file"):
+        read_prompts(tmp_path / "pipe")
 
 
 def test_elsewhere_than_on_a_terminal_a_line_says_what_begins_and_how_it_ended(tmp_path: Path) -> None:

@@ -95,6 +95,13 @@ def lab_run(*words: str) -> int:
         (RUNS, "at_least = 1.2", "at_least = nan", "at_least cannot be nan"),
         (RUNS, "at_least = 1.2", "at_least = 2\nat_most = 1", "at_least is more than at_most"),
         (RUNS, 'over = "two"', 'over = "one"', "of and over are one arm"),
+        (
+            RUNS,
+            '"Is one faster?"',
+            '"\\u001b[31m"',
+            "question cannot be '\\x1b[31m': it holds control characters",
+        ),
+        (RUNS, '"one is faster"', '"\\u001b[31m"', "[[claims]] number 1 says cannot be"),
         (PROBE, '"random"', '"randon"', "[probe] groups: there is no 'randon' (known: sequential"),
         (PROBE, "[8]", "[0]", "[probe] depths cannot be 0"),
         (PROBE, "[8]", "[8, -1]", "[probe] depths cannot be -1"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+
+import pytest
 
 from bench_records import ARMS, BOX, CAP, PROMPTS, Mock, Silent, setup
 from moestream.errors import MoestreamError
-from moestream.lab.bench_journal import read_runs
+from moestream.lab.bench_journal import open_journal, read_runs
 from moestream.lab.bench_session import Asked, check_earlier, conclude, make_runs
 from moestream.lab.schedule import schedule
 from odd_values import odd_texts
@@ -35,3 +38,23 @@ def test_odd_values_of_earlier_records_are_found_before_the_first_run(tmp_path: 
             # What was let through carries to the end.
             conclude(tmp_path, make_runs(what.setup, slots[4:6], found, Silent(), Mock()), None)
     assert 0 < refused < 120
+
+
+@pytest.mark.parametrize("name", ["setup.json", "runs.jsonl"])
+@pytest.mark.parametrize("kind", ["pipe", "directory", "deep"])
+def test_what_is_no_file_of_records_is_refused_when_a_benchmark_goes_on(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    what = Asked(setup(tmp_path), ARMS, 1, "default", CAP, "1GiB", "moestream bench m.gguf --ram 1GiB")
+    asked = what.document(BOX)
+    (tmp_path / "setup.json").write_text(json.dumps(asked))
+    (tmp_path / "runs.jsonl").write_text("")
+    (tmp_path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    elif kind == "directory":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text("[" * 5000 + "\n\n")
+    with pytest.raises(MoestreamError, match=name):
+        open_journal(tmp_path, asked, resume=True, force=False)

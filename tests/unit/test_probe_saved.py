@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,17 @@ def test_plan_takes_its_ceilings_from_a_probe_and_measures_without_one(
     assert find_ceilings(model).reader == "uring:16"
     save_probe(document(model, disk=[]))
     assert find_ceilings(model).reader is None
+
+
+@pytest.mark.parametrize("odd", ["pipe", "1" + "0" * 400, "1e999", "NaN", "[" * 3000, '{"schema": 1}'])
+def test_a_saved_probe_that_is_none_is_as_if_there_were_none(model: Model, odd: str) -> None:
+    path = save_probe(document(model))
+    assert path is not None
+    if odd == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif odd.startswith(("[", "{")):
+        path.write_text(odd)
+    else:
+        path.write_text(json.dumps(document(model, disk_bytes_per_s="odd")).replace('"odd"', odd))
+    assert saved_probe(model, NOW) is None

@@ -19,7 +19,7 @@ from typing import Any
 from moestream.errors import MechanismError, RefusedError, UsageError
 from moestream.files import read_bytes
 from moestream.lab.bench_arms import PROMPTS, STOCK
-from moestream.lab.experiment_bounds import GROUPS, MOST_TIMES, check_key, check_number, shown
+from moestream.lab.experiment_bounds import GROUPS, MOST_TIMES, check_key, check_number, check_text, shown
 from moestream.lab.experiment_figures import FIGURES
 from moestream.mechanism import Mechanism
 from moestream.units import parse_size
@@ -216,6 +216,7 @@ def parse(document: dict[str, Any], name: str) -> Experiment:
     for key in sorted(_TOP - {"show"}):
         if not isinstance(document.get(key), str) or not document[key]:
             raise UsageError(f"{key} is missing or no text")
+        check_text(key, document[key], "the experiment's")
     if next(iter(document)) != "question":
         raise UsageError("the question must be on the first line")
     for key in ("show", "arms", "claims"):
@@ -309,6 +310,7 @@ def _row(kind: Any, row: Any, where: str, number: int) -> Any:
         if not _fits(value, kinds[key]):
             raise UsageError(f"{place} {key} cannot be {shown(value)}")
         check_number(key, value, place)
+        check_text(key, value, place)
     try:
         return kind(**row)
     except TypeError:

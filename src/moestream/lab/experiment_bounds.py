@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from moestream.errors import UsageError
+from moestream.values import without_controls
 
 #: Least and most by key, as the bench bounds its own options; a share of the model's bytes may be many times all.
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -52,6 +53,12 @@ def check_number(key: str, value: Any, where: str) -> None:
             raise UsageError(f"{where} {key} cannot be {shown(one)}: {least:g} to {most:g}")
         if isinstance(one, float) and not math.isfinite(one):
             raise UsageError(f"{where} {key} cannot be {shown(one)}: a number is needed")
+
+
+def check_text(key: str, value: Any, where: str) -> None:
+    """UsageError for a text that holds what no terminal shows; whatever else passes."""
+    if isinstance(value, str) and without_controls(value) != value:
+        raise UsageError(f"{where} {key} cannot be {shown(value)}: it holds control characters")
 
 
 def check_key(key: str) -> None:

@@ -23,7 +23,8 @@ better than repeats of one run show. An experiment agrees when all its claims
 do, and disagrees when one does. Ratios are of two arms' runs of the same prompt and round; of
 tokens a second, over the steps that both made.
 
-A file of your own is run by its name, `moestream lab run my.toml`, and has the same keys as those files."""
+A file of your own is run by its name, `moestream lab run my.toml`, and has the same keys as those files.
+Its numbers have the bounds of the bench's options; what cannot be run or judged is named with its key."""
 
 
 def minutes(value_s: float) -> str:

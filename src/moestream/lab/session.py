@@ -26,6 +26,7 @@ from moestream.lab.experiment_plan import Job, Sizes, file_seconds, jobs, steps
 from moestream.lab.experiment_progress import Progress
 from moestream.lab.experiment_run import check_earlier, failed_experiment, run_experiment
 from moestream.lab.experiment_sharing import SharedRuns
+from moestream.lab.experiment_text import outcome_lines
 from moestream.lab.record_kinds import refusing
 from moestream.lab.runs import RUNS, end_on_sigterm
 from moestream.lab.statistics import need_scipy
@@ -204,6 +205,8 @@ class _Session:
         outcome = read_json(path, "begin anew with --force")
         if not isinstance(outcome, dict) or not isinstance(outcome.get("verdict"), str):
             raise RefusedError(f"{path} is no verdict: begin anew with --force")
+        with refusing(str(path)):
+            outcome_lines(outcome)
         return outcome if not outcome.get("failed") else None
 
     def _make_files(self, one: Experiment) -> None:
