@@ -222,7 +222,7 @@ def test_a_disk_that_fills_up_leaves_no_partial_file_and_the_old_one(tmp_path: P
         "except RefusedError as error:\n"
         "    print(error)\n"
     )
-    assert "filled up" in run_python(program, out)
+    assert "raise `ulimit -f`" in run_python(program, out)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     assert out.read_bytes() == b"old"
 

@@ -12,6 +12,7 @@ from moestream.cli.main import main
 from moestream.errors import MoestreamError, RefusedError
 from moestream.lab.bench_journal import read_runs
 from moestream.lab.record_kinds import parse_record
+from moestream.reports import read_results, summarize
 from odd_values import odd_texts
 from report_records import BOX, MODEL, a_bench, failed, outcome, run, save, save_lab
 
@@ -24,7 +25,18 @@ PROBE = {
 }
 SETUP = {
     "arms": [{"key": "stock", "lever": ""}, {"key": "default", "lever": "the default"}],
-    "sentinel": "",
+    "model": {"name": "m.gguf", "bytes": 3_000_000_000, "identity": MODEL["identity"]},
+    "box": BOX,
+    "out": "mine",
+    "ram": "1GB",
+    "repeats": 1,
+    "ctx": 512,
+    "sentinel": "default",
+    "caged": True,
+    "cap_bytes": 1_000_000_000,
+    "tokens": 5,
+    "threads": 2,
+    "prompts": {"prose": "a text"},
     "command": "moestream bench demo",
     "ladder": True,
 }
@@ -53,8 +65,14 @@ def test_odd_values_in_a_record(tmp_path: Path, capfd: pytest.CaptureFixture[str
 
 
 def test_odd_values_in_a_setup(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    mine = save(tmp_path / "mine", a_bench())
-    for text, what in odd_texts(SETUP, 60, seed=2):
+    records = a_bench()[:3]
+    for record in records:
+        record["document"] |= {"n_batch": 1, "prompt_tokens": 1}
+        record["cage_anon_peak_bytes"] = None
+    mine = save(tmp_path / "mine", records)
+    (mine / "setup.json").write_text(json.dumps(SETUP))
+    assert len(summarize([read_results(mine)])[0].doubts) > 0
+    for text, what in odd_texts(SETUP, 80, seed=2):
         (mine / "setup.json").write_text(text)
         reported(capfd, what, mine)
 
