@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from answers import answer, prompt_tokens
-from children import child_command, child_result
-from conftest import load, same_answer, smallest_cap
+from children import child_command, child_result, run_child
+from conftest import load, same_answer
 from moestream.box import Cage, process_memory
 from moestream.geometry import slab_geometry, split_budget
 
@@ -75,7 +75,7 @@ def test_a_neighbour_that_wants_memory_gets_it(tiny: Any, stock: Any) -> None:
     if not available:
         pytest.skip(f"no memory cgroup: {why}")
     path = tiny("olmoe", SHAPE)
-    cap = smallest_cap(path, "arena") + (48 << 20)
+    cap = run_child(path, 1, "arena")["smallest_bytes"] + (48 << 20)
     hog_bytes = 40 << 20
     with Cage(cap + (24 << 20)) as cage:
         question = child_command(path, cap, "arena", length=20, steps=300, governor=True)
