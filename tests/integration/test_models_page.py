@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -48,7 +49,16 @@ def test_the_layouts_are_all_there() -> None:
         assert layout in text
 
 
-@pytest.mark.parametrize("row", committed(), ids=lambda row: f"{row.name}-{row.quant}")
+def made_again() -> list[Row]:
+    """Every row where some minutes do not matter (``MOESTREAM_ALL_ROWS=1``, as continuous integration has it); else one
+    of every combination of an expert's tensors and what is beside them."""
+    rows = committed()
+    if os.environ.get("MOESTREAM_ALL_ROWS"):
+        return rows
+    return list({(row.experts, row.beside): row for row in rows}.values())
+
+
+@pytest.mark.parametrize("row", made_again(), ids=lambda row: f"{row.name}-{row.quant}")
 def test_a_fresh_row_is_the_committed_one(row: Row) -> None:
     assert measure(row.name, row.quant).line == row.line
 

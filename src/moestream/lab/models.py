@@ -45,7 +45,7 @@ Every mixture-of-experts architecture of the llama.cpp in {binding}. Each row is
 weights (`moestream make-model --arch ARCHITECTURE --shape tiny,experts=32 --quant TYPE`) that llama.cpp itself runs
 first: a prompt of {prompt} tokens in several batches, then {steps} greedy tokens. *equal*: under this mechanism all
 logits of every step are llama.cpp's own bit for bit, and `arena` had to evict experts. Anything else is the reason in
-the words of the program that gave it. `make models` writes this page; the tests make every row again.
+the words of the program that gave it. `make models` writes this page; CI makes every row again.
 
 ## Architectures
 
