@@ -46,8 +46,6 @@ def traced(path: Path, mechanism: str, prompt: int, experts: int = 0, **argument
         ("olmoe", "Q4_K", "arena/populate+uring:4+fifo+none", 5),
         ("olmoe", "Q4_K", "cow+sync+lru+none", 5),
         ("olmoe", "Q4_K", "shared+threads:2+lfu-adapt+none", 5),
-        # Two banks a layer.
-        ("grovemoe", "Q4_K", "arena+uring:8+lru+none", 5),
         # Layers without experts before those with.
         ("deepseek2", "Q4_K", "arena+uring:8+lfu-decay:16+gate:2", 5),
     ],
