@@ -135,6 +135,10 @@ uint32_t ExpertCache::make_room(uint32_t part, uint32_t expert, bool demand) {
         local = local_[early_[first]];
         unprotect(first);
     }
+    return evict(part, local);
+}
+
+uint32_t ExpertCache::evict(uint32_t part, uint32_t local) {
     const uint32_t victim = parts_[part].experts[local];
     ++counters_.evictions;
     if (residency_[victim] == Residency::speculative) ++counters_.speculative_wasted;
@@ -214,11 +218,7 @@ uint32_t ExpertCache::set_capacity(uint32_t part, uint32_t capacity, std::vector
     while (state.resident > capacity) {
         const uint32_t local = state.policy->victim(0);
         if (local == kNone) break;
-        const uint32_t expert = parts_[part].experts[local];
-        ++counters_.evictions;
-        if (residency_[expert] == Residency::speculative) ++counters_.speculative_wasted;
-        leave(expert);
-        left.push_back(expert);
+        left.push_back(evict(part, local));
     }
     return parts_[part].capacity = std::max(capacity, state.resident);
 }

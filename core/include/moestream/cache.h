@@ -99,6 +99,7 @@ class ExpertCache {
     void use(const RoutedExpert& routed, uint64_t token, uint32_t tokens);
     uint32_t make_room(uint32_t part, uint32_t expert, bool demand);
     void enter(uint32_t expert, Residency as);
+    uint32_t evict(uint32_t part, uint32_t local);
     void leave(uint32_t expert);
     void unprotect(size_t position);
 
