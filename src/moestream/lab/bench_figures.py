@@ -151,3 +151,17 @@ def held_bytes(record: Record) -> float | None:
 def median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def wasted_per_token(record: Record) -> float | None:
+    """Bytes that were read early and for nothing, a decoded token; None for stock, and where nobody counted."""
+    phase = decode(record)
+    wasted = (phase.get("speculative") or {}).get("wasted_bytes") if record["asked"] != STOCK else None
+    return wasted / phase["tokens"] if wasted is not None and phase["tokens"] else None
+
+
+def energy_per_token(record: Record) -> float | None:
+    """Joules of the processor packages over the whole run, load and prompt included, a token made."""
+    joules = (record.get("conditions") or {}).get("energy_j")
+    tokens = len(record["document"].get("tokens") or ())
+    return joules / tokens if joules is not None and tokens else None

@@ -121,7 +121,7 @@ def arm_summary(arm: Mapping[str, Any], records: Sequence[Record], ceilings: Cei
         "bytes_per_token": {
             "read": of(figures.bytes_per_token),
             "asked": of(figures.asked_per_token),
-            "wasted": of(_wasted),
+            "wasted": of(figures.wasted_per_token),
         },
         "read_source": ", ".join(sorted(filter(None, {figures.read_source(r) for r in records}))) or None,
         "written_bytes_run": of(lambda record: record["document"].get("write_bytes_os")),
@@ -137,7 +137,7 @@ def arm_summary(arm: Mapping[str, Any], records: Sequence[Record], ceilings: Cei
             (held for r in records if (held := figures.held_bytes(r)) is not None), default=None
         ),
         "cage_peak_bytes": max((r["cage_peak_bytes"] for r in records if r["cage_peak_bytes"]), default=None),
-        "energy_j_per_token": of(_energy),
+        "energy_j_per_token": of(figures.energy_per_token),
         "floor_s": of(floor),
         "floor_share": of(floor_share),
     }
@@ -180,18 +180,6 @@ def _compared(ours: Sequence[Record], theirs: Sequence[Record], noise: float | N
     return {**asdict(ratio), "verdict": found.verdict.value, "against": theirs[0]["arm"]}
 
 
-def _wasted(record: Record) -> float | None:
-    phase = figures.decode(record)
-    wasted = (phase.get("speculative") or {}).get("wasted_bytes") if record["asked"] != STOCK else None
-    return wasted / phase["tokens"] if wasted is not None and phase["tokens"] else None
-
-
 def _condition(record: Record, name: str) -> float | None:
     value: float | None = (record.get("conditions") or {}).get(name)
     return value
-
-
-def _energy(record: Record) -> float | None:
-    """Joules of the processor packages over the whole run, load and prompt included, a token made."""
-    joules = _condition(record, "energy_j")
-    return joules / len(record["document"]["tokens"]) if joules is not None else None

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from moestream.lab import bench_figures
-from moestream.reports import figures
 from moestream.reports.labs import Lab
 from moestream.reports.repeat import commands, lab_commands
 from moestream.reports.summary import Arm, Ceilings, Group
@@ -66,14 +65,14 @@ def _arm(arm: Arm, ceilings: Ceilings) -> dict[str, Any]:
         "bytes_per_token": {
             "read": arm.of(bench_figures.bytes_per_token),
             "asked": arm.of(bench_figures.asked_per_token),
-            "wasted": arm.of(figures.wasted_per_token),
+            "wasted": arm.of(bench_figures.wasted_per_token),
         },
         "majflt": arm.of(bench_figures.per_token("majflt")),
         "minflt": arm.of(bench_figures.per_token("minflt")),
         "cpu_s_per_token": arm.of(bench_figures.cpu_per_token),
         "cpu_s_per_gb": cpu_s_per_gb(arm, ceilings),
         "peak_bytes": arm.peak_bytes,
-        "energy_j_per_token": arm.of(figures.energy_per_token),
+        "energy_j_per_token": arm.of(bench_figures.energy_per_token),
         "floor_s": arm.floor_s,
         "floor_share": arm.floor_share,
     }

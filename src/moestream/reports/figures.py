@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from moestream.lab import statistics
 from moestream.lab.bench_figures import hit_rate
-from moestream.reports.records import STOCK, Record
+from moestream.reports.records import Record
 
 #: Intervals are the bench's own: the report and the bench say the same of the same runs.
 Estimate = statistics.Interval
@@ -29,20 +29,6 @@ def rate(record: Record) -> float | None:
 def saw_routes(record: Record) -> bool:
     """Whether the engine saw which experts were routed, and so can tell stalls from computing."""
     return hit_rate(record) is not None
-
-
-def wasted_per_token(record: Record) -> float | None:
-    """Bytes that were read early and for nothing, a decoded token; None for stock, and where nobody counted."""
-    phase = record["document"]["decode"]
-    wasted = (phase.get("speculative") or {}).get("wasted_bytes") if record["asked"] != STOCK else None
-    return wasted / phase["tokens"] if wasted is not None and phase["tokens"] else None
-
-
-def energy_per_token(record: Record) -> float | None:
-    """Joules of the processor packages over the whole run, load and prompt included, a token made."""
-    joules = (record.get("conditions") or {}).get("energy_j")
-    tokens = len(record["document"].get("tokens") or ())
-    return joules / tokens if joules is not None and tokens else None
 
 
 def _all_in_memory(record: Record) -> bool:

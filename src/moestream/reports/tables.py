@@ -120,7 +120,7 @@ def work_table(group: Group) -> Table:
                 share(arm.of(bench_figures.hit_rate)),
                 megabytes(arm.of(bench_figures.bytes_per_token)),
                 megabytes(arm.of(bench_figures.asked_per_token)),
-                megabytes(arm.of(figures.wasted_per_token)),
+                megabytes(arm.of(bench_figures.wasted_per_token)),
                 number(split.stall_s if split else None, 1, 1e3),
                 number(split.compute_s if split else None, 1, 1e3),
                 number(split.memory_work_s if split else None, 1, 1e3),
@@ -147,7 +147,7 @@ def cost_table(group: Group) -> Table:
             number(arm.of(bench_figures.per_token("minflt")), 0),
             number(arm.of(bench_figures.cpu_per_token), 0, 1e3),
             number(cpu_s_per_gb(arm, group.ceilings), 2),
-            number(arm.of(figures.energy_per_token), 2),
+            number(arm.of(bench_figures.energy_per_token), 2),
             number(arm.peak_bytes, 0, 1e-6),
         )
         for arm in _ran(group)
