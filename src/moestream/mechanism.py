@@ -192,6 +192,11 @@ class Mechanism:
         """Does the engine itself keep a set of experts of a named size?"""
         return self.store in ("arena", "cow", "shared")
 
+    @property
+    def left_to_the_kernel(self) -> bool:
+        """Does the kernel decide how much of the file stays in memory, so that only a cgroup is a cap to it?"""
+        return self.store in ("mapped", "cow", "shared") or self.has("cached")
+
     def file_of(self, family: str) -> str | None:
         """The file behind the colon of the policy or predictor; None where it takes none."""
         name, _, argument = str(getattr(self, family)).partition(":")

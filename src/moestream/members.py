@@ -185,8 +185,6 @@ GROUPS = {
 ELSEWHERE = {
     "belady": "belady must know the future: it exists in `moestream replay TRACE --policy belady` only"
 }
-#: How a mechanism's text begins whose memory the kernel decides on: to its page cache only a cgroup is a cap.
-LEFT_TO_THE_KERNEL = ("mapped", "arena/cached")
 FAMILIES = {
     "store": STORES,
     "variant": VARIANTS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moestream.errors import RefusedError
 from moestream.files import read_bytes
-from moestream.members import LEFT_TO_THE_KERNEL
+from moestream.mechanism import Mechanism
 from moestream.values import parse_json
 
 STOCK = "stock"
@@ -114,8 +114,9 @@ class Arm:
     @property
     def needs_cage(self) -> bool:
         """The kernel decides what these keep, so that only its own limit is a cap to them."""
-        kernels = self.is_stock or (self.mechanism or "").startswith(LEFT_TO_THE_KERNEL)
-        return self.cap_bytes is not None and kernels
+        if self.cap_bytes is None or self.mechanism is None:
+            return False
+        return self.is_stock or Mechanism.parse(self.mechanism).left_to_the_kernel
 
     @property
     def label(self) -> str:

@@ -102,7 +102,7 @@ class BoxExecutor:
 
     def left_out(self, job: Job) -> str:
         caged, reason = self._cage
-        if _keeps_pages(job) and job.cap_bytes is not None and not caged:
+        if job.cap_bytes is not None and not caged and _needs_cage(job):
             return f"only a memory cgroup caps it: {reason}"
         if job.cap_bytes is not None and (job.ctx, job.cap_bytes) in self._too_little:
             return self._too_little[job.ctx, job.cap_bytes]
@@ -224,12 +224,8 @@ def origin(model: Model, out: Path) -> Record:
     return provenance(Setup(model, threads=1, ctx=1, batch=1, tokens=1, caged=False, out=out))
 
 
-def _keeps_pages(job: Job) -> bool:
-    """Does the kernel decide how much of the file the run keeps in memory?"""
-    if job.arm.is_stock:
-        return True
-    mechanism = Mechanism.parse(job.arm.mechanism)
-    return mechanism.store in ("mapped", "cow", "shared") or mechanism.has("cached")
+def _needs_cage(job: Job) -> bool:
+    return job.arm.is_stock or Mechanism.parse(job.arm.mechanism).left_to_the_kernel
 
 
 def layer_figures(

@@ -14,7 +14,6 @@ from typing import Any
 from moestream.errors import MechanismError, RefusedError
 from moestream.lab.bench_engaged import broken_promises
 from moestream.mechanism import Mechanism
-from moestream.members import LEFT_TO_THE_KERNEL
 
 Record = dict[str, Any]
 
@@ -138,11 +137,18 @@ def _cap(record: Record) -> list[str]:
         if peak is not None and peak > cap + CHARGE_SLACK:
             return [Reason.LOST_CAP.of(f"its cgroup held {peak} bytes of {cap}")]
         return []
-    if is_stock(record) or record["asked"].startswith(LEFT_TO_THE_KERNEL):
+    if is_stock(record) or _left_to_the_kernel(record):
         return [Reason.LOST_CAP.of("no memory cgroup held it, and what it keeps the kernel decides")]
     if document["peak_rss_bytes"] > cap * UNCAGED_SHARE:
         return [Reason.LOST_CAP.of(f"{document['peak_rss_bytes']} bytes were resident, the cap is {cap}")]
     return []
+
+
+def _left_to_the_kernel(record: Record) -> bool:
+    try:
+        return Mechanism.parse(str(record["document"]["mechanism"]["effective"])).left_to_the_kernel
+    except MechanismError:
+        return False  # `_engaged` says so
 
 
 def _engaged(record: Record) -> list[str]:
