@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -244,6 +246,22 @@ def test_two_boxes_are_refused(tmp_path: Path) -> None:
     validity.check_one_box(
         [{**record, "box": {**record["box"], "available_bytes": n}} for n, record in enumerate(records)]
     )
+
+
+def test_two_cannot_measure_into_one_directory(tmp_path: Path) -> None:
+    """The second is told so before it touches anything."""
+    out = tmp_path / "out"
+    bench(out, Mock(), repeats=1)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom moestream.errors import UsageError\n"
+        "from moestream.lab.bench_journal import open_journal\n"
+        "try:\n    open_journal(Path(sys.argv[1]), {}, resume=False, force=True)\n"
+        "except UsageError as error:\n    print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, out], capture_output=True, text=True)
+    assert run.stdout == f"--out {out}: another run is writing there: name another directory\n"
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_an_existing_directory_needs_a_word(tmp_path: Path) -> None:

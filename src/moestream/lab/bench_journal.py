@@ -6,7 +6,10 @@ flight and nothing else.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ SUMMARY = "summary.json"
 #: May be another in a benchmark that goes on: more rounds of the same, from elsewhere, and what is only told.
 _MAY_DIFFER = ("repeats", "command", "out", "date", "left_out")
 _LONGEST_SHOWN = 60
+#: Directories this process measures into, by device and inode, with the descriptor that holds each until it ends.
+_claimed: dict[tuple[int, int], int] = {}
 
 
 def read_runs(path: Path) -> list[Record]:
@@ -66,6 +71,8 @@ def _opened(out: Path, asked: Mapping[str, Any], *, resume: bool, force: bool) -
         raise RefusedError(
             f"--out {out}: holds files that are no benchmark's: name a new or an empty directory"
         )
+    if ours:
+        _claim(out)
     records: list[Record] = []
     if ours and force:
         _clear(out)
@@ -79,8 +86,27 @@ def _opened(out: Path, asked: Mapping[str, Any], *, resume: bool, force: bool) -
         _drop_unfinished(out)
         check_one_box([*records, {"asked": "", "box": asked.get("box")}])
     out.mkdir(parents=True, exist_ok=True)
+    _claim(out)
     write_json(setup_path, dict(asked))
     return records
+
+
+def _claim(out: Path) -> None:
+    """Keep other processes from measuring into the directory. Raises UsageError where one does."""
+    descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    status = os.fstat(descriptor)
+    which = status.st_dev, status.st_ino
+    if which in _claimed:
+        os.close(descriptor)
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno == errno.EWOULDBLOCK:
+            raise UsageError(f"--out {out}: another run is writing there: name another directory") from None
+        return  # this file system has no locks
+    _claimed[which] = descriptor
 
 
 def _parsed(path: Path) -> tuple[list[Record], int]:
