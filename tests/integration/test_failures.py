@@ -289,6 +289,29 @@ def test_a_mechanism_that_promises_no_advice_needs_none(tiny) -> None:
     assert result["digests"] == run_child(tiny("olmoe"), "1GiB", "mapped+fault")["digests"]
 
 
+@pytest.mark.skipif(not _ADVICE, reason="the numbers of madvise and fadvise64 are not known here")
+@pytest.mark.parametrize("tokens", [0, 200])
+def test_pages_that_cannot_be_given_back_are_an_error(tokens: int, tiny) -> None:
+    """Of experts that leave, or (nothing was computed yet) of frames that no expert has had."""
+    program = f"""
+import moestream
+from moestream.geometry import slab_geometry
+llama = moestream.Llama({str(tiny("olmoe"))!r}, ram="1GiB", mechanism="arena", n_ctx={CONTEXT}, n_batch=1)
+if {tokens}:
+    llama.eval(list(range(1, {tokens})))
+llama.governor.close()
+{NO_ADVICE}
+for call in (lambda: llama._engine.resize(slab_geometry(llama.model_info).smallest(1)), lambda: llama.eval([1])):
+    try:
+        call()
+    except Exception as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("dropping an expert's pages: Invalid argument") == 2, done.stdout
+
+
 def test_direct_refused(tiny, tmp_path: Path) -> None:
     """ramfs has no O_DIRECT; mounted for one child alone."""
     mount = f"mount -t ramfs none {tmp_path} 2>/dev/null || exit 77; cp {tiny('olmoe')} {tmp_path}/m.gguf; "

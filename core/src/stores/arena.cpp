@@ -57,6 +57,7 @@ class ArenaStore : public ShardedStore {
     void drop_speculation();
     void drop_unkept();
     bool drop_pages(uint32_t expert);
+    bool drop(char* at, size_t bytes);
 
     std::unique_ptr<PageSource> source_;
     std::unique_ptr<Reader> reader_;
@@ -320,13 +321,16 @@ bool ArenaStore::drop_pages(uint32_t expert) {
     if (!settle(expert)) return false;
     for (const uint32_t tensor : bank_of(expert).tensors) {
         const auto bytes = static_cast<size_t>(geometry_.movable_bytes(tensor));
-        const int error = bytes > 0 ? source_->drop(slab_page(tensor, index_.id_of(expert)), bytes) : 0;
-        if (error == 0) continue;
-        fail(error, std::string("dropping an expert's pages: ") + std::strerror(error));
-        return false;
+        if (bytes > 0 && !drop(slab_page(tensor, index_.id_of(expert)), bytes)) return false;
     }
     frame_[expert] = nullptr;
     return true;
+}
+
+bool ArenaStore::drop(char* at, size_t bytes) {
+    const int error = source_->drop(at, bytes);
+    if (error != 0) fail(error, std::string("dropping an expert's pages: ") + std::strerror(error));
+    return error == 0;
 }
 
 // Who must leave takes its frame along; what is still too much of frames goes from those that are free.
@@ -349,7 +353,9 @@ std::vector<uint32_t> ArenaStore::resize(std::span<const uint32_t> capacities) {
         auto& free = free_frames_[p];
         if (reached[p] > before) free.insert(free.begin(), reached[p] - before, nullptr);
         for (uint32_t gone = static_cast<uint32_t>(left.size()); gone + reached[p] < before; ++gone) {
-            if (free.back() != nullptr) source_->drop(free.back(), size_t{parts[p].frame_pages} * kPage);
+            const bool dropped =
+                free.back() == nullptr || drop(free.back(), size_t{parts[p].frame_pages} * kPage);
+            if (!dropped) throw Error(ErrorKind::io, failure_->what);
             free.pop_back();
         }
     }
