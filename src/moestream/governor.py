@@ -99,7 +99,7 @@ class Governor:
         self._computing = computing
         self._held = geometry.bytes_of(capacities)
         floor = geometry.bytes_of(geometry.smallest(n_batch))
-        self._decide = Decision(self._held, floor, self._look().left_bytes)
+        self.decide = Decision(self._held, floor, self._look().left_bytes)
         self._wanted = self._held
         self._left = 0
         self._began = time.monotonic()
@@ -113,10 +113,13 @@ class Governor:
         """Between two steps: bring the budget to what is wanted. Called by whoever computes."""
         if self._wanted == self._held:
             return
-        before, wanted = self._held, self._wanted
-        self._resize(split_budget(self._geometry, wanted, self._n_batch))
-        self._held = wanted
-        change = Change(time.monotonic() - self._began, before, wanted, self._left)
+        before = self._held
+        reached = self._resize(split_budget(self._geometry, self._wanted, self._n_batch))
+        # In whole experts, and no fewer than the policy can part with.
+        self._held = self._wanted = self._geometry.bytes_of(reached)
+        if self._held == before:
+            return
+        change = Change(time.monotonic() - self._began, before, self._held, self._left)
         self.changes.append(change)
         if self.on_change is not None:
             self.on_change(change)
@@ -125,7 +128,7 @@ class Governor:
         while not self._ended.wait(PERIOD_S):
             memory = self._look()
             self._left = memory.left_bytes
-            self._wanted = self._decide(self._held, memory, time.monotonic())
+            self._wanted = self.decide(self._held, memory, time.monotonic())
             # Somebody computes: the change waits for the end of that step.
             if self._wanted != self._held and self._computing.acquire(blocking=False):
                 try:

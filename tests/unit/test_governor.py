@@ -81,6 +81,7 @@ class Watched:
         self.memory = PLENTY
         self.looked = threading.Semaphore(0)
         self.resized: list[list[int]] = []
+        self.least = 0  # experts that the policy cannot part with
         self.computing = threading.RLock()
         self.governor = Governor(self._resize, GEOMETRY, [64], 1, self.computing, self._look)
 
@@ -90,7 +91,7 @@ class Watched:
 
     def _resize(self, capacities: Sequence[int]) -> Sequence[int]:
         self.resized.append(list(capacities))
-        return capacities
+        return [max(count, self.least) for count in capacities]
 
     def wait(self, looks: int) -> None:
         while self.looked.acquire(blocking=False):
@@ -110,6 +111,21 @@ def test_an_idle_model_gives_back_by_itself() -> None:
     assert all(a[0] > b[0] for a, b in zip([[64], *watched.resized], watched.resized, strict=False))
     assert told == watched.governor.changes
     assert str(told[0]).startswith("gave back ")
+
+
+def test_what_is_held_is_what_the_store_came_to() -> None:
+    watched = Watched()
+    watched.least = 40
+    with watched.computing:
+        watched.memory = Memory(0)
+        watched.wait(2)
+        watched.governor.step()
+    (change,) = watched.governor.changes
+    assert (change.before_bytes, change.bytes) == (GEOMETRY.bytes_of([64]), GEOMETRY.bytes_of([40]))
+    watched.wait(4)  # asks again, and nothing more can be had: no change is told
+    watched.governor.close()
+    assert len(watched.resized) > 1
+    assert watched.governor.changes == [change]
 
 
 def test_what_computes_is_waited_for() -> None:
