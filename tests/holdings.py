@@ -1,0 +1,36 @@
+"""What a process holds that a closed model must have given back."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+
+from moestream.box import process_memory
+
+
+@dataclass(frozen=True)
+class Holdings:
+    descriptors: int
+    mappings: int
+    threads: int
+    anon_bytes: int
+
+    def grown_from(self, before: Holdings, room: Holdings) -> list[str]:
+        """A line for each thing of which there is more than before and ``room``."""
+        return [
+            f"{name}: {now}, before {was}"
+            for name, now in vars(self).items()
+            if now > (was := getattr(before, name)) + getattr(room, name)
+        ]
+
+
+def holdings() -> Holdings:
+    """Of this process, once what nothing refers to any more is gone."""
+    gc.collect()
+    return Holdings(
+        descriptors=len(list(Path("/proc/self/fd").iterdir())),
+        mappings=len(Path("/proc/self/maps").read_text().splitlines()),
+        threads=len(list(Path("/proc/self/task").iterdir())),
+        anon_bytes=process_memory().anon_bytes,
+    )
