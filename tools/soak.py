@@ -202,8 +202,9 @@ class Soak:
     def summary(self) -> str:
         did = self.account
         return (
-            f"{did.loads} loads, {did.answers} answers equal to stock's, {did.cancelled} cancelled, {did.closed} "
-            f"closed under a request, {did.resized} budgets changed and {did.governed} by the governor, {did.refused} refused"
+            f"{did.loads} loads, {did.refused} refused, {did.answers} answers equal to stock's, "
+            f"{did.cancelled} cancelled, {did.closed} closed under a request, "
+            f"{did.resized} budgets changed and {did.governed} by the governor"
         )
 
 
