@@ -1,14 +1,19 @@
 // Timed reads and copies for `moestream probe`; the interpreter is released meanwhile.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bind.h"
+#include "moestream/direct.h"
 #include "moestream/probe.h"
 
 namespace nb = nanobind;
@@ -62,6 +67,14 @@ nb::dict copies(uint32_t threads, uint64_t bytes, double seconds) {
     return measured([&] { return probe_copies(threads, bytes, seconds); });
 }
 
+std::pair<uint32_t, std::string> direct_reads(const nb::bytes& name) {
+    const std::string path(name.c_str(), name.size());
+    const nb::gil_scoped_release released;
+    const DirectReads found = open_direct(path);
+    if (found.fd >= 0) close(found.fd);
+    return {found.alignment, found.refusal};
+}
+
 }  // namespace
 
 void bind_probe(nb::module_& m) {
@@ -74,4 +87,6 @@ void bind_probe(nb::module_& m) {
           "The same of ranges of mapped files, asked for by a warmer and then touched.");
     m.def("probe_copies", &copies, nb::arg("threads"), nb::arg("bytes"), nb::arg("seconds"),
           "The same of copies within memory.");
+    m.def("direct_reads", &direct_reads, nb::arg("path"),
+          "What O_DIRECT reads of a file must be multiples of, and ''; or 0 and why there are none.");
 }

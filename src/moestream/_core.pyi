@@ -144,3 +144,8 @@ def probe_mapping(files: Sequence[str], ranges: Sequence[tuple[int, int, int]], 
 
 def probe_copies(threads: int, bytes: int, seconds: float) -> dict[str, Any]:
     """The same of copies within memory."""
+
+def direct_reads(path: bytes) -> tuple[int, str]:
+    """
+    What O_DIRECT reads of a file must be multiples of, and ''; or 0 and why there are none.
+    """

@@ -125,10 +125,8 @@ void* MappedStore::region(uint32_t shard) {
     if (region.base != nullptr) return region.base;
     void* base = mmap(nullptr, region.bytes, PROT_READ, MAP_SHARED, region.buffered_fd, 0);
     if (base == MAP_FAILED) {
-        const int error = errno;
-        fail(error, index_.shards()[shard].path + " cannot be mapped (" + std::strerror(error) +
-                        "): use the arena store");
-        return MAP_FAILED;
+        throw Error(ErrorKind::refused,
+                    index_.shards()[shard].path + " cannot be mapped (" + std::strerror(errno) + "): use arena");
     }
     region.base = static_cast<char*>(base);
     register_region(region.base, region.bytes);

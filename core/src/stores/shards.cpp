@@ -8,8 +8,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <utility>
 
+#include "moestream/direct.h"
 #include "moestream/interpose.h"
 #include "pages.h"
 
@@ -18,16 +20,6 @@ namespace {
 
 constexpr uint64_t kLoadRequest = uint64_t{1} << 20;
 constexpr size_t kLoadQueued = 256;
-
-// O_DIRECT can be accepted at open and refused at read: one aligned page tells.
-bool reads_directly(int fd, uint64_t file_bytes) {
-    if (file_bytes < kPage) return false;
-    void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED) return false;
-    const bool read = pread(fd, page, kPage, 0) == static_cast<ssize_t>(kPage);
-    munmap(page, kPage);
-    return read;
-}
 
 }  // namespace
 
@@ -48,6 +40,7 @@ ShardedStore::~ShardedStore() {
 }
 
 void ShardedStore::open_shards(bool direct) {
+    std::map<std::string, std::vector<std::string>> refused;  // by the reason, so that each is said once
     for (uint32_t s = 0; s < regions_.size(); ++s) {
         const auto& path = index_.shards()[s].path;
         auto& region = regions_[s];
@@ -59,13 +52,15 @@ void ShardedStore::open_shards(bool direct) {
             require_advice(s, "POSIX_FADV_RANDOM", posix_fadvise(region.buffered_fd, 0, 0, POSIX_FADV_RANDOM));
         }
         if (!direct) continue;
-        const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
-        if (fd >= 0 && reads_directly(fd, region.bytes)) {
-            region.fd = fd;
-            continue;
-        }
-        if (fd >= 0) close(fd);
-        options_.fallback("O_DIRECT is refused on " + path + ": buffered reads, dropped from the page cache after use");
+        const DirectReads opened = open_direct(path);
+        if (opened.fd >= 0) region.fd = opened.fd;
+        else refused[opened.refusal].push_back(path);
+    }
+    for (const auto& [reason, paths] : refused) {
+        const size_t others = paths.size() - 1;
+        options_.fallback("O_DIRECT is refused on " + paths.front() +
+                          (others > 0 ? " and " + std::to_string(others) + " more" : "") + " (" + reason +
+                          "): buffered reads, dropped from the page cache after use");
     }
 }
 

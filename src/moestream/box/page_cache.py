@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Iterable, Sequence
@@ -29,11 +30,20 @@ def drop(paths: Sequence[Path]) -> None:
     for path in paths:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # A file just written has dirty pages, which are not dropped.
-            os.fsync(handle)
+            _write_back(handle)
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(handle)
+
+
+def _write_back(handle: int) -> None:
+    """Dirty pages, as a file just written has, are not dropped. What cannot be written to (squashfs, erofs) has none,
+    and no fsync."""
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
 
 
 def fill(paths: Sequence[Path]) -> None:
