@@ -12,7 +12,7 @@ help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 # Dependencies first (slow once, then untouched), the package after them (rebuilt whenever the core changes).
-$(VENV)/.dependencies: pyproject.toml tools/setup.py
+$(VENV)/.dependencies: pyproject.toml tools/setup.py tools/needs.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python tools/setup.py
 	@touch $@

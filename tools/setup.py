@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from needs import lacks
+
 try:
     import tomllib
 except ImportError:  # Python 3.10
@@ -26,8 +28,9 @@ def pip(*arguments: str) -> None:
 
 
 def main() -> None:
-    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        sys.exit("setup: no C++ compiler was found: install g++ 12 or clang 14, or newer")
+    lack = lacks()
+    if lack is not None:
+        sys.exit(f"setup: {lack}")
     if shutil.which("cmake") is None:
         sys.exit("setup: no CMake was found: install 3.25 or newer")
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
