@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
 import moestream._core as _core
 from moestream.binding import TESTED_VERSIONS, binding_version, libllama_path
-from moestream.box import cache_directory, process_memory
+from moestream.box import Box, cache_directory, process_memory
 from moestream.errors import (
     AbiError,
     BudgetError,
@@ -56,6 +57,15 @@ def check_names(model: Model) -> None:
             raise ModelError(
                 f"{path}: its name is not UTF-8, which llama-cpp-python needs: rename it, or make a link to it"
             ) from None
+
+
+def complete(arguments: dict[str, Any]) -> None:
+    """The parent's defaults, but that it says nothing, and that of the processors it counts no more are used than this
+    process may use at once."""
+    arguments.setdefault("verbose", False)
+    machine, here = multiprocessing.cpu_count(), Box().cpus()
+    for name, usual in (("n_threads", max(machine // 2, 1)), ("n_threads_batch", machine)):
+        arguments[name] = arguments.get(name) or min(usual, here)
 
 
 def core_tensors(model: Model) -> list[tuple[str, int, int, int, int, int]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import moestream._core as _core
-from moestream.assembly import Progress, build_core, check_names, give_budget, load_seeds, translate
+from moestream.assembly import Progress, build_core, check_names, complete, give_budget, load_seeds, translate
 from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callback, wrapped_defaults
 from moestream.box import Box, process_memory
 from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, captured_log, plan_context, rows_of_logits
@@ -97,7 +97,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._files = Unchanged(self.model_info.paths)
         check_architecture(self.model_info)
         check_names(self.model_info)
-        arguments.setdefault("verbose", False)
+        complete(arguments)
         if isinstance(mechanism, str):
             mechanism = Mechanism.parse(mechanism)
         cap = parse_size(ram) if ram is not None else None

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from moestream.box import Limit
 from moestream.errors import BudgetError, UsageError
 from moestream.geometry import Geometry, slab_geometry, split_budget
 from moestream.mechanism import DEFAULT, Mechanism
@@ -33,8 +34,8 @@ RESERVE_BYTES = 512 << 20
 class MemoryFacts(Protocol):
     """What a plan asks of a box."""
 
-    def available_memory(self) -> int:
-        """Bytes a process could take now without paging or an OOM kill."""
+    def room(self) -> Limit:
+        """Bytes a process could take now without paging or an OOM kill, and who allows no more."""
         ...
 
 
@@ -108,12 +109,13 @@ def make_plan(
     if not model.is_moe:
         raise UsageError(f"{model.name or model.arch} has no experts: there is nothing to stream or to plan")
     reasons: list[str] = []
-    available = box.available_memory()
+    room = box.room()
+    available = room.bytes
     if cap_bytes is None:
         reserve = max(RESERVE_BYTES, available // 10)
         cap_bytes = max(0, available - reserve)
         reasons.append(
-            f"cap {format_bytes(cap_bytes)}: {format_bytes(available)} available less "
+            f"cap {format_bytes(cap_bytes)}: {format_bytes(available)} available ({room.source}) less "
             f"{format_bytes(reserve)} for the rest of the machine"
         )
     else:
@@ -134,9 +136,8 @@ def make_plan(
     demand = _movable_demand(model, geometry)
     reasons += _reasons(need, sizes, base_bytes, geometry)
     # What this process holds already is not available, but is part of its cap.
-    warnings = _warnings(
-        mechanism, cap_bytes, available + base_bytes, expert_bytes, demand, n_batch, n_ubatch
-    )
+    here = Limit(available + base_bytes, room.source)
+    warnings = _warnings(mechanism, cap_bytes, here, expert_bytes, demand, n_batch, n_ubatch)
     whole = geometry.frame_bytes_total if mechanism.cached else model.expert_bytes
     share = min(1.0, expert_bytes / max(1, whole))
     speed = _speed(demand, share, disk_bytes_per_s, compute_s_per_token, reasons)
@@ -253,12 +254,13 @@ def _reasons(need: _Need, sizes: ContextSizes, base: int, geometry: Geometry) ->
 
 
 def _warnings(
-    mechanism: Mechanism, cap: int, available: int, experts: int, demand: int, n_batch: int, n_ubatch: int
+    mechanism: Mechanism, cap: int, room: Limit, experts: int, demand: int, n_batch: int, n_ubatch: int
 ) -> list[str]:
     warnings = []
-    if cap > available:
+    if cap > room.bytes:
         warnings.append(
-            f"the cap {format_bytes(cap)} is more than there is for this process: {format_bytes(available)}"
+            f"the cap {format_bytes(cap)} is more than there is for this process: {format_bytes(room.bytes)} "
+            f"({room.source})"
         )
     if mechanism.store == "arena" and mechanism.policy == "lru" and experts < demand:
         warnings.append(

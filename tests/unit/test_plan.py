@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ggufs import moe_tensors, write_gguf
-from moestream.box import DiskRate
+from moestream.box import DiskRate, Limit
 from moestream.cli.plan import plan as plan_command
 from moestream.dryrun import ContextSizes, measure_context, plan_context
 from moestream.errors import BudgetError, ModelError, UsageError
@@ -32,8 +32,8 @@ _SIZES = ContextSizes(kv_bytes=10 << 20, compute_bytes=4 << 20, output_bytes=1 <
 class _Box:
     available: int = 64 << 30
 
-    def available_memory(self) -> int:
-        return self.available
+    def room(self) -> Limit:
+        return Limit(self.available, "MemAvailable")
 
 
 def _model(banks: list[list[tuple[int, int, int]]], *, count: int, used: int, start: int = 1000) -> Model:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from moestream.box import Box
 from moestream.box.accounts import ReadAccounts, cgroup_counter, device_counter, process_counter
 from moestream.probe.counters import follow
-from moestream.probe.memory import copy_rates, memory_facts, swaps
+from moestream.probe.memory import copy_rates, memory_facts
 
 MIB = 1 << 20
 
@@ -136,11 +137,11 @@ def test_swap_in_memory_is_told_from_swap_on_disk(tmp_path: Path) -> None:
     (tmp_path / "proc/swaps").write_text(
         "Filename Type Size Used Priority\n/dev/zram0 partition 1024 12 100\n/swapfile file 2048 0 -2\nbroken\n"
     )
-    assert swaps(tmp_path) == [
+    assert Box(tmp_path).swaps() == [
         {"name": "zram0", "kind": "zram", "bytes": 1024 * 1024, "used_bytes": 12 * 1024},
         {"name": "swapfile", "kind": "file", "bytes": 2048 * 1024, "used_bytes": 0},
     ]
-    assert swaps(tmp_path / "nowhere") == []
+    assert Box(tmp_path / "nowhere").swaps() == []
 
 
 def test_the_memory_of_an_empty_machine_is_told_without_a_guess(tmp_path: Path) -> None:

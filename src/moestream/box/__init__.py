@@ -6,7 +6,7 @@ from __future__ import annotations
 from moestream.box.cage import Cage
 from moestream.box.cgroup import Mount
 from moestream.box.disk import DirectIo, DiskRate, cache_directory, direct_io_alignment, disk_rate
-from moestream.box.facts import Box, Limit
+from moestream.box.facts import Box, Limit, Threads
 from moestream.box.process import (
     Faults,
     ProcessMemory,
@@ -25,6 +25,7 @@ __all__ = [
     "Limit",
     "Mount",
     "ProcessMemory",
+    "Threads",
     "cache_directory",
     "direct_io_alignment",
     "disk_rate",

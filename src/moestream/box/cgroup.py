@@ -5,13 +5,14 @@ Version 1 and 2 are read alike; every path starts at a root, so that a directory
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 #: Version 1 writes "no limit" as the largest multiple of a page a signed 64-bit number holds.
 _UNLIMITED_V1 = 1 << 62
+#: Of version 2's memory.stat: kernel memory that is not given up.
+_KERNEL_HELD = ("slab_unreclaimable", "kernel_stack", "pagetables", "sec_pagetables", "percpu", "sock")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,14 @@ class Mount:
     kind: str
     source: str
     options: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CpuQuota:
+    """So many CPUs' worth of time a period, and the file that says so."""
+
+    cpus: float
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -66,23 +75,38 @@ class Group:
         return {name: value for name, value in found.items() if value is not None}
 
     def memory_held(self) -> int:
-        """Bytes charged here that the kernel cannot drop: anonymous, locked, shared and kernel memory. File
-        cache is not counted. Locked anonymous memory counts twice: too careful rather than too bold."""
+        """Bytes charged here that the kernel cannot drop: anonymous, shared and locked memory, and kernel memory that
+        is no cache. File cache is not counted. Version 1 does not tell its kernel memory from caches of it, which is
+        therefore left out."""
         stat = self.table("memory.stat")
-        if self.version == 2:
-            return sum(stat.get(key, 0) for key in ("anon", "unevictable", "shmem", "slab_unreclaimable"))
-        return sum(stat.get("total_" + key, 0) for key in ("rss", "unevictable", "shmem"))
+        total = "total_" if self.version == 1 else ""
+        # By the kernel's lists, each page is on one; by kinds, what is locked is counted twice.
+        names: tuple[str, ...] = ("inactive_anon", "active_anon", "unevictable")
+        if not any(total + name in stat for name in names[:2]):
+            names = ("rss" if self.version == 1 else "anon", "shmem", "unevictable")
+        held = sum(stat.get(total + name, 0) for name in names)
+        return held if self.version == 1 else held + sum(stat.get(name, 0) for name in _KERNEL_HELD)
 
-    def cpu_quota(self) -> float | None:
+    def forbids_swap(self) -> bool:
+        """May nothing that is charged here be swapped?"""
+        if self.version == 2:
+            return self.number("memory.swap.max") == 0
+        both, memory = self.number("memory.memsw.limit_in_bytes"), self.number("memory.limit_in_bytes")
+        return self.number("memory.swappiness") == 0 or (both is not None and both == memory)
+
+    def cpu_quota(self) -> CpuQuota | None:
         """CPUs' worth of time a period, None without a limit."""
         if self.version == 2:
             try:
-                quota, period = (self.path / "cpu.max").read_text().split()
-            except (OSError, ValueError):
+                words = (self.path / "cpu.max").read_text().split()
+            except OSError:
                 return None
-            return int(quota) / int(period) if quota.isdigit() else None
-        wanted, length = self.number("cpu.cfs_quota_us"), self.number("cpu.cfs_period_us")
-        return wanted / length if wanted and length else None
+            wanted, length = (int(word) if word.isdecimal() else 0 for word in (*words, "", "")[:2])
+            name = "cpu.max"
+        else:
+            name = "cpu.cfs_quota_us"
+            wanted, length = self.number(name) or 0, self.number("cpu.cfs_period_us") or 0
+        return CpuQuota(wanted / length, self.path / name) if wanted and length else None
 
 
 def read_mounts(root: Path) -> list[Mount]:
@@ -118,7 +142,7 @@ def groups(root: Path, controller: str) -> list[Group]:
     mounts = read_mounts(root)
     found: list[Group] = []
     for line in lines:
-        number, names, own = line.split(":", 2)
+        number, names, own = (*line.split(":", 2), "", "")[:3]
         if controller in names.split(","):
             mount = next((m for m in mounts if m.kind == "cgroup" and controller in m.options), None)
             found[:0] = _chain(root, mount, own, 1)
@@ -140,12 +164,7 @@ def _chain(root: Path, mount: Mount | None, own: str, version: int) -> list[Grou
     return [Group(version, path) for path in chain if path.is_dir()]
 
 
-def cpu_quota(root: Path) -> float | None:
-    """The smallest quota of this process's cgroups, in CPUs."""
+def cpu_quota(root: Path) -> CpuQuota | None:
+    """The smallest quota of this process's cgroups."""
     quotas = [quota for group in groups(root, "cpu") if (quota := group.cpu_quota()) is not None]
-    return min(quotas, default=None)
-
-
-def whole_cpus(affinity: int, quota: float | None) -> int:
-    """Threads worth starting."""
-    return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))
+    return min(quotas, key=lambda quota: quota.cpus, default=None)

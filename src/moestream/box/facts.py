@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moestream.box.cgroup import Mount, cpu_quota, groups, read_mounts, whole_cpus
+from moestream.box.cgroup import Mount, cpu_quota, groups, read_mounts
 
 #: Where a machine's id is kept, first come first read.
 _MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
@@ -21,10 +21,18 @@ _CPU_NAMES = ("model name", "Model", "cpu model", "cpu", "Hardware", "uarch")
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound on this process's memory and who sets it: ``MemTotal`` or a cgroup's file."""
+    """A bound on this process's memory and who sets it: a line of /proc/meminfo or a cgroup's file."""
 
     bytes: int
     source: str
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How many threads may run at once, and what allows no more; '' where each online CPU may be used."""
+
+    count: int
+    limited_by: str
 
 
 class Box:
@@ -45,20 +53,26 @@ class Box:
         limits = [Limit(self.ram_bytes(), "MemTotal")]
         for group in groups(self.root, "memory"):
             for name, value in group.memory_limits().items():
-                limits.append(Limit(value, f"/{(group.path / name).relative_to(self.root)}"))
+                limits.append(Limit(value, self._shown(group.path / name)))
         return min(
             (limit for limit in limits if limit.bytes > 0), key=lambda limit: limit.bytes, default=limits[0]
         )
 
-    def available_memory(self) -> int:
-        """Bytes this process can still take: of the machine's available memory and of each cgroup's limit
+    def room(self) -> Limit:
+        """What this process can still take and who bounds it: the machine's available memory, or a cgroup's limit
         less what it holds. File cache is not held: the kernel gives it up."""
-        rooms = [self._meminfo().get("MemAvailable", 0)]
+        rooms = [Limit(_available(self._meminfo()), "MemAvailable")]
         for group in groups(self.root, "memory"):
-            limits = group.memory_limits().values()
+            limits = group.memory_limits()
             if limits:
-                rooms.append(max(0, min(limits) - group.memory_held()))
-        return min(rooms)
+                name = min(limits, key=lambda name: limits[name])
+                left = max(0, limits[name] - group.memory_held())
+                rooms.append(Limit(left, self._shown(group.path / name)))
+        return min(rooms, key=lambda room: room.bytes)
+
+    def available_memory(self) -> int:
+        """Bytes this process can still take, whoever bounds it."""
+        return self.room().bytes
 
     def stalled_percent(self) -> float:
         """The share of the last ten seconds in which some task waited for memory (PSI), of the machine or of this
@@ -70,7 +84,49 @@ class Box:
 
     def cpus(self) -> int:
         """CPUs this process may use: its affinity, cut by a cgroup's quota."""
-        return whole_cpus(self._affinity(), cpu_quota(self.root))
+        return self.threads().count
+
+    def threads(self) -> Threads:
+        """Threads that can run all the time: no more than this process's CPUs, nor than a cgroup's quota pays for.
+        Threads wait for each other after each matmul: one that waits for its quota makes all of them wait."""
+        affinity = self._affinity()
+        # Where lxcfs tells of the CPUs, those of the container may be fewer than may be run on.
+        online = _count(self._text("sys/devices/system/cpu/online") or f"0-{affinity - 1}")
+        found = Threads(min(affinity, online), "")
+        if affinity < online:
+            found = Threads(affinity, f"affinity (taskset, a cpuset): {affinity} of {online} CPUs")
+        quota = cpu_quota(self.root)
+        if quota is not None and quota.cpus < found.count:
+            count = max(1, int(quota.cpus))
+            found = Threads(count, f"{self._shown(quota.path)}: {quota.cpus:.3g} CPUs' time")
+        return found
+
+    def numa_nodes(self) -> int:
+        """Nodes that have memory of their own; 1 where the kernel tells of none."""
+        nodes = self._text("sys/devices/system/node/has_memory")
+        return _count(nodes) if nodes else 1
+
+    def swaps(self) -> list[dict[str, Any]]:
+        """Where this box swaps to: ``name``, ``kind`` (partition, file or zram), ``bytes`` and ``used_bytes`` each."""
+        found = []
+        for line in self._text("proc/swaps").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) >= 4 and fields[2].isdecimal() and fields[3].isdecimal():
+                name = fields[0].rsplit("/", 1)[-1]
+                kind = "zram" if name.startswith("zram") else fields[1]
+                size, used = int(fields[2]) * 1024, int(fields[3]) * 1024
+                found.append({"name": name, "kind": kind, "bytes": size, "used_bytes": used})
+        return found
+
+    def zswap(self) -> bool:
+        """Does the kernel pack pages in memory before it swaps them?"""
+        return self._text("sys/module/zswap/parameters/enabled") in ("Y", "1")
+
+    def may_swap(self) -> bool:
+        """Can anonymous memory of this process be swapped? Not where nothing is swapped to, or a cgroup forbids it."""
+        if not self.swaps():
+            return False
+        return not any(group.forbids_swap() for group in groups(self.root, "memory"))
 
     def cpu_model(self) -> str:
         """What the processors call themselves; of ARM's that do not, implementer and part; '' when nothing says."""
@@ -153,6 +209,9 @@ class Box:
             "max_map_count": self.max_map_count(),
         }
 
+    def _shown(self, path: Path) -> str:
+        return f"/{path.relative_to(self.root)}"
+
     def _text(self, name: str) -> str:
         """A file below the root without its last newline; '' when it cannot be read."""
         try:
@@ -162,14 +221,35 @@ class Box:
 
     def _meminfo(self) -> dict[str, int]:
         fields = (line.split() for line in self._text("proc/meminfo").splitlines())
-        return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields if len(field) == 3}
+        found = {f[0].rstrip(":"): int(f[1]) * 1024 for f in fields if len(f) == 3 and f[1].isdecimal()}
+        if not found and self.root == Path("/"):  # no /proc: the C library asks the kernel by another way
+            page = os.sysconf("SC_PAGE_SIZE")
+            found = {
+                name: max(0, os.sysconf(key)) * page
+                for name, key in (("MemTotal", "SC_PHYS_PAGES"), ("MemFree", "SC_AVPHYS_PAGES"))
+            }
+        return found
 
     def _affinity(self) -> int:
         for line in self._text("proc/self/status").splitlines():
             if line.startswith("Cpus_allowed_list:"):
-                ranges = (part.partition("-") for part in line.split()[1].split(","))
-                return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
-        return os.cpu_count() or 1
+                return _count(line.partition(":")[2])
+        return len(os.sched_getaffinity(0))
+
+
+def _count(ranges: str) -> int:
+    """How many numbers a list such as ``0-3,8`` names, at least one."""
+    parts = (part.partition("-") for part in ranges.strip().split(","))
+    return max(1, sum(int(last or first) - int(first) + 1 for first, _, last in parts if first.isdecimal()))
+
+
+def _available(meminfo: dict[str, int]) -> int:
+    """MemAvailable; where it is missing (kernels before 3.14, some containers' own meminfo) what is free and what the
+    page cache could give up."""
+    if "MemAvailable" in meminfo:
+        return meminfo["MemAvailable"]
+    cache = meminfo.get("Cached", 0) - meminfo.get("Shmem", 0)
+    return meminfo.get("MemFree", 0) + meminfo.get("Buffers", 0) + max(0, cache)
 
 
 def _some_avg10(pressure: str) -> float:

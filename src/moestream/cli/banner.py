@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from moestream.box import Box
 from moestream.units import format_bytes
 from moestream.version import __version__
 
 if TYPE_CHECKING:
-    from moestream.box import DiskRate, ProcessMemory
+    from moestream.box import DiskRate, ProcessMemory, Threads
     from moestream.engine import Llama
     from moestream.model import Model
     from moestream.plan import Plan
@@ -89,6 +90,7 @@ def banner(llama: Llama, cap_bytes: int | None, rate: DiskRate | None) -> Iterat
         yield f"mechanism {llama.mechanism}"
         yield _split(plan, llama.model_info)
         yield _ceiling(plan, rate)
+        yield from _threads(llama.n_threads, Box().threads())
         for note in llama.fallbacks:
             yield f"not as asked: {note}"
         for warning in plan.warnings:
@@ -118,6 +120,12 @@ def _split(plan: Plan, model: Model) -> str:
         f"cap {format_bytes(plan.cap_bytes)}: {split}, experts {format_bytes(plan.expert_bytes)} "
         f"({share:.0%} of {format_bytes(model.expert_bytes)})"
     )
+
+
+def _threads(used: int, here: Threads) -> Iterator[str]:
+    """Why a run has fewer threads than the machine has processors, where nobody asked for another number."""
+    if here.limited_by and used == here.count:
+        yield f"threads {used}: {here.limited_by}"
 
 
 def _ceiling(plan: Plan, rate: DiskRate | None) -> str:

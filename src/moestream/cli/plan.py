@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moestream.box import Box, DiskRate, disk_rate, process_memory
+from moestream.box import Box, DiskRate, Threads, disk_rate, process_memory
 from moestream.mechanism import DEFAULT, Mechanism
 from moestream.model import check_architecture, locate, read_model
 from moestream.plan import Plan, process_bytes
@@ -108,6 +108,7 @@ def describe(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int) -> dict[s
     return {
         "model": {"paths": [str(path) for path in model.paths], "arch": model.arch, "bytes": model.bytes},
         "n_ctx": n_ctx,
+        "threads": dataclasses.asdict(Box().threads()),
         "disk": None if rate is None else dataclasses.asdict(rate),
         "probe": probe,
         **values,
@@ -157,6 +158,7 @@ def _facts(model: Model, plan: Plan, ceilings: Ceilings) -> list[str]:
         f"step       up to {plan.n_batch} tokens",
         f"smallest   {plan.smallest_cap_bytes // 10**6}MB is the least cap that works, one token a step",
         _disk_line(ceilings),
+        _threads_line(Box().threads()),
     ]
     if ceilings.reader is not None:
         lines.append(f"reader     {ceilings.reader} is enough for this disk, probed")
@@ -174,6 +176,10 @@ def _facts(model: Model, plan: Plan, ceilings: Ceilings) -> list[str]:
     else:
         lines.append("expected   no reads once loaded: as fast as the CPU computes")
     return lines
+
+
+def _threads_line(here: Threads) -> str:
+    return f"threads    {here.count}, {here.limited_by or 'one for each CPU'}"
 
 
 def _disk_line(ceilings: Ceilings) -> str:

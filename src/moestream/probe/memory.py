@@ -27,31 +27,12 @@ def memory_facts(root: str | Path = "/") -> dict[str, Any]:
         "cgroup": version,
         "available_bytes": box.available_memory(),
         "swap_bytes": box.swap_bytes(),
-        "swaps": swaps(root),
-        "zswap": _text(root, "sys/module/zswap/parameters/enabled") in ("Y", "1"),
+        "swaps": box.swaps(),
+        "zswap": box.zswap(),
         "lock_bytes": box.memlock_limit_bytes(),
         "huge_pages": box.huge_pages(),
         "max_map_count": box.max_map_count(),
     }
-
-
-def swaps(root: str | Path = "/") -> list[dict[str, Any]]:
-    """Where this box swaps to: ``name``, ``kind``, ``bytes`` and ``used_bytes`` each."""
-    found = []
-    for line in _text(root, "proc/swaps").splitlines()[1:]:
-        fields = line.split()
-        if len(fields) >= 4 and fields[2].isdigit() and fields[3].isdigit():
-            name = fields[0].rsplit("/", 1)[-1]
-            kind = "zram" if name.startswith("zram") else fields[1]
-            found.append(
-                {
-                    "name": name,
-                    "kind": kind,
-                    "bytes": int(fields[2]) * 1024,
-                    "used_bytes": int(fields[3]) * 1024,
-                }
-            )
-    return found
 
 
 def copy_rates(threads: tuple[int, ...], seconds: float) -> dict[str, Any]:
@@ -63,10 +44,3 @@ def copy_rates(threads: tuple[int, ...], seconds: float) -> dict[str, Any]:
             timing = _core.probe_copies(count, room, seconds)
             rates[count].append(timing["bytes"] / timing["seconds"])
     return {str(count): spread(values) for count, values in rates.items()}
-
-
-def _text(root: str | Path, name: str) -> str:
-    try:
-        return (Path(root) / name).read_text().strip()
-    except OSError:
-        return ""
