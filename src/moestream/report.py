@@ -1,7 +1,8 @@
 """The document that ``run --json`` writes: what ran, on what, within which budget, and what it did.
 
 All sizes in bytes, all times in seconds unless a key says ``_ms``. A value is None where nothing can be
-said: rates without a step, and the context's share of a dense model, which llama.cpp divides by itself.
+said: rates without a step, the context's share of a dense model, which llama.cpp divides by itself, and the identity
+of a model whose file was replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moestream.box import Box, peak_rss_bytes
-from moestream.errors import RefusedError, UsageError
+from moestream.errors import ModelError, RefusedError, UsageError
 from moestream.files import check_directory, followed
 from moestream.stats import Step, phase_summary
 from moestream.version import __version__
@@ -49,9 +50,10 @@ def split_steps(steps: Sequence[Step], prompt_tokens: int) -> tuple[list[Step], 
 
 
 def run_document(
-    llama: Llama, generated: Generated, asked: str | None, cap_bytes: int | None
+    llama: Llama, generated: Generated, asked: str | None, cap_bytes: int | None, *, kept: bool = True
 ) -> dict[str, Any]:
-    """The document of a run that has ended. ``asked``: the mechanism as it was asked for."""
+    """The document of a run that has ended. ``asked``: the mechanism as it was asked for. ``kept``: somebody will read
+    it, so the model's identity is worth reading samples of its weights."""
     steps = llama.last_steps
     # A step that was stopped is recorded, but its tokens were not computed.
     while steps and sum(step.tokens for step in steps) > llama.n_tokens:
@@ -59,7 +61,7 @@ def run_document(
     prefill, decode = split_steps(steps, generated.prompt_tokens)
     return {
         "version": __version__,
-        "model": _model(llama.model_info),
+        "model": _model(llama.model_info, kept),
         "box": Box().describe(llama.model_info.paths[0]),
         "mechanism": {
             "asked": asked,
@@ -82,10 +84,10 @@ def run_document(
     }
 
 
-def _model(model: Model) -> dict[str, Any]:
+def _model(model: Model, kept: bool) -> dict[str, Any]:
     return {
         "paths": [str(path) for path in model.paths],
-        "identity": model.identity,
+        "identity": _identity(model) if kept else None,
         "bytes": model.bytes,
         "arch": model.arch,
         "layers": model.n_layers,
@@ -95,6 +97,13 @@ def _model(model: Model) -> dict[str, Any]:
         "expert_bytes": model.expert_bytes,
         "demand_bytes_per_token": model.demand_bytes_per_token,
     }
+
+
+def _identity(model: Model) -> str | None:
+    try:
+        return model.identity
+    except ModelError:  # a download has replaced the file while the run went on, which did it no harm
+        return None
 
 
 def _budget(llama: Llama, cap_bytes: int | None) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -356,3 +358,30 @@ if child:
     refused = "this model was loaded before the process forked: load it in the child (or spawn it)"
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["child 0", "decoded", refused], done.stderr
+
+
+def test_a_load_reads_no_samples_of_the_weights(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who keeps a record of the run asks for the model's identity, which nobody knows once the file is another."""
+    from moestream.model import weights
+    from moestream.report import Generated, run_document
+
+    path = Path(shutil.copy(tiny("olmoe"), tmp_path / "model.gguf"))
+    sample, sampled = weights.sample_weights, []
+    monkeypatch.setattr(weights, "sample_weights", lambda *of: sampled.append(of) or sample(*of))
+
+    def document(llama: moestream.Llama, kept: bool) -> Any:
+        return run_document(llama, Generated(), None, None, kept=kept)["model"]["identity"]
+
+    with load(path, "arena") as llama:
+        llama.create_completion("abc", max_tokens=2)
+        assert document(llama, kept=False) is None
+        assert not sampled
+        assert document(llama, kept=True) == llama.model_info.identity
+        assert len(sampled) == 1
+    with load(path, "arena") as llama:
+        shutil.copy(path, tmp_path / "other.gguf")
+        (tmp_path / "other.gguf").rename(path)
+        llama.create_completion("abc", max_tokens=2)
+        assert document(llama, kept=True) is None

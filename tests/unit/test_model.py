@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,7 @@ from moestream.cli.inspect import describe, format_layers, inspect
 from moestream.errors import AbiError, ModelError
 from moestream.model import check_architecture, known_architecture, locate, read_model
 from moestream.model import ggml as model_ggml
+from moestream.model.weights import SAMPLE_BYTES
 
 Q8_ROW_64 = 2 * 34  # Q8_0: 34 bytes for each 32 values
 Q8_ROW_96 = 3 * 34
@@ -212,6 +215,47 @@ def test_identity(tmp_path: Path) -> None:
         read_model(split_gguf(tmp_path / "e.gguf")[0]).identity,
     }
     assert len(others | {first}) == 5
+
+
+def test_weights_are_read_when_the_identity_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and not by a load."""
+    path = write_gguf(tmp_path / "m.gguf")
+    before = read_model(path).identity
+    read = []
+    pread = os.pread
+
+    def counted(descriptor: int, length: int, offset: int) -> bytes:
+        read.append(length)
+        return pread(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    model = read_model(path)
+    assert read == []
+    assert model.identity == model.identity == before
+    assert read == [min(SAMPLE_BYTES, tensor.nbytes) for tensor in model.tensors]
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("change", ["written to", "replaced", "removed"])
+def test_the_identity_is_of_the_model_that_was_read(tmp_path: Path, change: str, shard: int) -> None:
+    """Samples of other weights would name a model that never was."""
+    model = read_model(split_gguf(tmp_path / "m.gguf")[0])
+    assert read_model(model.paths[0]) == model
+    path = model.paths[shard]
+    other = path.read_bytes()[:-1] + b"x"
+    if change == "written to":
+        path.write_bytes(other)
+    elif change == "replaced":
+        (tmp_path / "other").write_bytes(other)
+        (tmp_path / "other").rename(path)
+    else:
+        path.unlink()
+    with pytest.raises(ModelError, match=re.escape(str(path))):
+        _ = model.identity
+    if change != "removed":
+        assert read_model(path) != model
 
 
 def test_ggml_log_is_restored_and_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -167,7 +167,9 @@ def _finish(job: Job, json: Path | None) -> None:
     if llama is None or (job.error is not None and not generated.tokens):
         assert job.error is not None
         raise job.error
-    document = run_document(llama, generated, job.request.mechanism, job.request.cap_bytes)
+    document = run_document(
+        llama, generated, job.request.mechanism, job.request.cap_bytes, kept=json is not None
+    )
     held = held_bytes(process_memory(), document["mechanism"]["effective"])
     llama.close()
     if not job.request.quiet:

@@ -11,7 +11,8 @@ from moestream.model.experts import find_banks
 from moestream.model.ggml import Header, read_header
 from moestream.model.header import check_file
 from moestream.model.types import Model, Shard, Tensor, Value
-from moestream.model.weights import sample_weights
+from moestream.model.weights import Weights
+from moestream.unchanged import Stamp, stamp
 
 MAX_SHARDS = 99_999  # the names have five digits
 _SHARD_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
@@ -22,6 +23,7 @@ class _File:
     path: Path
     bytes: int
     header: Header
+    stamp: Stamp | None
 
     def number(self, key: str) -> int | None:
         """An integer of the metadata, or None when it is missing or something else."""
@@ -32,8 +34,8 @@ class _File:
 def read_model(path: str | Path) -> Model:
     """Reads the headers of the model that ``path`` is a file of; any shard of a split model will do.
 
-    Opens files for reading only, and of the tensor data reads half a megabyte of samples. Raises ModelError, with the
-    path and what to do, for anything that is not a complete model; AbiError when llama.cpp's libraries cannot be found.
+    Opens files for reading only, and reads no tensor's data. Raises ModelError, with the path and what to do, for
+    anything that is not a complete model; AbiError when llama.cpp's libraries cannot be found.
     """
     files = _all_shards(_open(Path(path)))
     tensors = _all_tensors(files)
@@ -60,7 +62,7 @@ def read_model(path: str | Path) -> Model:
         n_embd=_number(first.metadata, f"{arch}.embedding_length"),
         n_vocab=_vocabulary(first, arch, tensors),
         n_mtp_layers=min(_number(first.metadata, f"{arch}.nextn_predict_layers"), n_layers),
-        weights=sample_weights(shards, tensors),
+        weights=Weights(shards, tensors, tuple(file.stamp for file in files)),
     )
 
 
@@ -91,6 +93,7 @@ def _vocabulary(header: Header, arch: str, tensors: tuple[Tensor, ...]) -> int:
 def _open(path: Path) -> _File:
     """One file, its header read and its data known to be complete."""
     check_file(path)
+    before = stamp(path)
     header = read_header(path)
     size = path.stat().st_size
     end = max((tensor.offset + tensor.nbytes for tensor in header.tensors), default=header.data_offset)
@@ -99,7 +102,7 @@ def _open(path: Path) -> _File:
             f"{path}: is truncated in the tensor data, short by {end - size} bytes; download it again"
         )
     _refuse_joined(path, size, end, header)
-    return _File(path, size, header)
+    return _File(path, size, header, before)
 
 
 def _refuse_joined(path: Path, size: int, end: int, header: Header) -> None:

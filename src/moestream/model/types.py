@@ -8,6 +8,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moestream.model.weights import Weights
 
 Scalar = str | int | float | bool
 Value = Scalar | tuple[int | float | bool, ...]
@@ -84,7 +88,7 @@ class Model:
     ``metadata`` holds scalars, and arrays of at most 4096 numbers as tuples; never the tokenizer's arrays.
     ``n_experts`` and ``n_experts_used`` are the largest over the routed banks, 0 for a dense model.
     ``n_layers`` counts all blocks, the last ``n_mtp_layers`` of which are multi-token-prediction heads that
-    ordinary decoding does not run. ``weights``: a digest of samples of the weights (``sample_weights``).
+    ordinary decoding does not run. ``weights``: what tells models of one header apart; None: nothing is known.
     """
 
     shards: tuple[Shard, ...]
@@ -100,7 +104,7 @@ class Model:
     n_embd: int
     n_vocab: int
     n_mtp_layers: int = 0
-    weights: str = ""
+    weights: Weights | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -136,9 +140,12 @@ class Model:
     @property
     def identity(self) -> str:
         """16 hex digits over the sizes of the shards, every tensor's name, type, shape and place, and samples of the
-        weights: the same wherever the file lies, different for another quantization, split, seed or training."""
+        weights: the same wherever the file lies, different for another quantization, split, seed or training.
+
+        The samples are read when it is first asked for. Raises ModelError where that is too late (``Weights``)."""
         sizes = [shard.bytes for shard in self.shards]
-        digest = hashlib.sha256(f"{self.arch}\n{sizes}\n{self.weights}\n".encode())
+        samples = self.weights.digest if self.weights is not None else ""
+        digest = hashlib.sha256(f"{self.arch}\n{sizes}\n{samples}\n".encode())
         for t in self.tensors:
             line = f"{t.name} {t.type_id} {t.shape} {t.shard} {t.offset} {t.nbytes}\n"
             digest.update(line.encode("utf-8", "surrogateescape"))
