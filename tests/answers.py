@@ -61,11 +61,14 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
 
     peak = 0
     try:
+        from moestream.binding import libllama_path
+
         with moestream.Llama(
             question["path"],
             ram=question["ram"],
             mechanism=question["mechanism"],
             strict=question["strict"],
+            i_know=question["i_know"],
             governor=question["governor"],
             n_ctx=CONTEXT,
             n_batch=64,
@@ -84,6 +87,7 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
             got = answer(llama, prompt_tokens(question["length"], llama.n_vocab()), question["steps"])
             return {
                 "digests": got.digests,
+                "libllama": libllama_path(),
                 "fallbacks": llama.fallbacks,
                 "mechanism": str(llama.mechanism),
                 "n_batch": llama.n_batch,

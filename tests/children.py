@@ -18,7 +18,15 @@ def child_command(path: Path, ram: int | str, mechanism: str, **question: Any) -
     ``first`` is Python that it runs before anything else is imported; ``length`` and ``steps`` are the
     prompt's and the answer's. ``child_result`` reads what it prints.
     """
-    asked = {"first": "", "strict": False, "length": 7, "steps": 6, "governor": False, **question}
+    asked = {
+        "first": "",
+        "strict": False,
+        "i_know": False,
+        "length": 7,
+        "steps": 6,
+        "governor": False,
+        **question,
+    }
     asked |= {"path": str(path), "ram": ram, "mechanism": mechanism}
     return [sys.executable, answers.__file__, json.dumps(asked)]
 

@@ -44,7 +44,7 @@ def translate(error: Exception) -> MoestreamError:
     """The core's error as one of ours."""
     kind, text = error.args if len(error.args) == 2 else ("internal", str(error))
     if kind == "abi":
-        text += f" (found llama-cpp-python {binding_version()}; tested with {TESTED_VERSIONS}: install that)"
+        text += f" (found llama-cpp-python {binding_version()}; tested with {TESTED_VERSIONS}: install such a one)"
     return _KINDS.get(kind, MoestreamError)(text)
 
 

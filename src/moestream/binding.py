@@ -9,29 +9,48 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from moestream.errors import UsageError
+from moestream.errors import AbiError, UsageError
 
 #: Iterations an OpenMP thread spins before it sleeps: long enough for the next node of a graph, far too short to burn
 #: a core while the disk is awaited. See FINDINGS.md for the figures behind the number.
 SPIN_COUNT = "1000"
 _SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
+#: The versions of llama-cpp-python whose llama.cpp the identity tests have passed with, as pip writes them.
+TESTED_VERSIONS = ">=0.3.36,<0.3.37"
+#: What the llama.cpp of those calls itself, and its ggml: a build of one's own is to be of the same source.
+_TESTED_LIBRARY = ("0.5.0-dev", "0.25.3")
+_REMEDY = f"pip install 'llama-cpp-python{TESTED_VERSIONS}'"
+_OVERRIDE = "LLAMA_CPP_LIB_PATH"
+
+
+def _remedy() -> str:
+    return f"unset {_OVERRIDE}, or {_REMEDY}" if _OVERRIDE in os.environ else _REMEDY
+
 
 def _import_llama_cpp() -> Any:
     """``llama_cpp``, imported so that libgomp reads our spin count unless the user has set a wait policy.
 
     libgomp reads the environment once, when it is loaded; the variable is taken back afterwards so that child
-    processes do not inherit it.
+    processes do not inherit it. Raises AbiError with the binding's reason where it cannot be had.
     """
+    if _OVERRIDE in os.environ:  # the same place, wherever this process and its children go later
+        os.environ[_OVERRIDE] = str(Path(os.environ[_OVERRIDE]).absolute())
     ours = not any(name in os.environ for name in _SPIN_VARIABLES)
     if ours:
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     try:
         import llama_cpp
+    # A library that is absent, not one at all, or lacks a function that the binding names.
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        place = f" from {_OVERRIDE}={os.environ[_OVERRIDE]}" if _OVERRIDE in os.environ else ""
+        raise AbiError(f"llama-cpp-python cannot be loaded{place}: {error}; {_remedy()}") from None
     finally:
         if ours:
             del os.environ["GOMP_SPINCOUNT"]
@@ -40,9 +59,6 @@ def _import_llama_cpp() -> Any:
 
 llama_cpp = _import_llama_cpp()
 low: Any = llama_cpp.llama_cpp
-
-#: The versions of llama-cpp-python whose llama.cpp the identity tests have passed with.
-TESTED_VERSIONS = "0.3.36"
 
 _defaults_lock = threading.RLock()
 
@@ -54,6 +70,48 @@ def libllama_path() -> str:
 
 def binding_version() -> str:
     return str(llama_cpp.__version__)
+
+
+def library_versions() -> tuple[str, str]:
+    """What the loaded llama.cpp and its ggml call themselves; ``?`` where one does not say."""
+
+    def ask(name: str) -> str:
+        function = getattr(low._lib, name, None)
+        if function is None:
+            return "?"
+        function.restype = ctypes.c_char_p
+        return bytes(function()).decode("utf-8", "replace")
+
+    return ask("llama_version"), ask("ggml_version")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _untested() -> str | None:
+    """What of this llama.cpp is not what the identity tests have passed with, in one line; None when all of it is."""
+    oldest, next_one = map(_numbers, TESTED_VERSIONS.split(","))
+    if not oldest <= _numbers(binding_version()) < next_one:
+        return f"llama-cpp-python {binding_version()} is not tested, {TESTED_VERSIONS} is: {_REMEDY}"
+    found = library_versions()
+    if found != _TESTED_LIBRARY:
+        return (
+            f"{libllama_path()} is llama.cpp {found[0]} with ggml {found[1]}, which is not tested; "
+            f"{_TESTED_LIBRARY[0]} with ggml {_TESTED_LIBRARY[1]} is: {_remedy()}"
+        )
+    return None
+
+
+def unproven(i_know: bool) -> list[str]:
+    """What is untested of this llama.cpp, whose structures may lie elsewhere: nothing, or with ``i_know`` a remark.
+    Raises AbiError without it."""
+    remark = _untested()
+    if remark is None:
+        return []
+    if not i_know:
+        raise AbiError(f"{remark}, or say --i-know (i_know=True)")
+    return [remark]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 
 import moestream._core as _core
 from moestream.assembly import Progress, build_core, check_names, complete, give_budget, load_seeds, translate
-from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callback, wrapped_defaults
+from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callback, unproven, wrapped_defaults
 from moestream.box import Box, process_memory
 from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, captured_log, plan_context, rows_of_logits
 from moestream.errors import Cancelled, EngagementError, ModelError, MoestreamError, ReadError, UsageError
@@ -49,10 +49,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     ``ram`` is the cap of the whole process (``"4GiB"``, bytes; None: what the box has to spare). ``mechanism`` is a
     ``Mechanism`` or its text (None: everything in memory where it fits, else the default arena). With ``strict`` a
     mechanism that does not engage as asked is an EngagementError instead of an entry of ``fallbacks``. ``trace``: a
-    Parquet file to write (or a TraceSink), closed with the model. ``i_know`` runs ``cow`` without an enforced cap.
-    ``governor``: give expert pages back while others need memory (an arena's, and not where a trace is recorded, which
-    is of one budget). All other arguments are the parent's. ``n_batch`` is cut when the budget cannot hold a batch's
-    experts.
+    Parquet file to write (or a TraceSink), closed with the model. ``i_know`` runs ``cow`` without an enforced cap, and
+    a llama.cpp that is not tested. ``governor``: give expert pages back while others need memory (an arena's, and not
+    where a trace is recorded, which is of one budget). All other arguments are the parent's. ``n_batch`` is cut when
+    the budget cannot hold a batch's experts.
 
     Raises ModelError, BudgetError, AbiError, UsageError, EngagementError; while running ReadError and Cancelled.
     Not thread-safe, as the parent; ``cancel`` and ``close`` may be called from any thread.
@@ -92,7 +92,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
         self._expert_limit = _expert_bytes
         self._recording_bytes = WORKING_BYTES if trace is not None else 0
-        self.fallbacks: list[str] = []
+        self.fallbacks: list[str] = unproven(i_know)
         self.model_info: Model = read_model(model_path)
         self._files = Unchanged(self.model_info.paths)
         check_architecture(self.model_info)

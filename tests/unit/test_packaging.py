@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from moestream.binding import TESTED_VERSIONS
 from moestream.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,11 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
     return email.message_from_bytes(wheel.read(f"moestream-{__version__}.dist-info/METADATA"))
 
 
+def dependency(said: Message, name: str) -> str:
+    (line,) = (line for line in said.get_all("Requires-Dist", []) if line.startswith(name))
+    return line.removeprefix(name)
+
+
 def tracked(*under: str) -> set[str]:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
@@ -88,6 +94,7 @@ def test_the_metadata_is_whole(wheel: zipfile.ZipFile) -> None:
     assert f"moestream-{__version__}.dist-info/licenses/LICENSE" in wheel.namelist()
     classifiers = said.get_all("Classifier", [])
     assert "Typing :: Typed" in classifiers
+    assert TESTED_VERSIONS.split(",") == sorted(dependency(said, "llama-cpp-python").split(","), reverse=True)
     oldest = said["Requires-Python"].removeprefix(">=")
     assert f"Programming Language :: Python :: {oldest}" in classifiers
     entry_points = wheel.read(f"moestream-{__version__}.dist-info/entry_points.txt").decode()

@@ -36,6 +36,7 @@ def plan(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of a prompt in one step. Left out: by the cap.")
     ] = None,
+    i_know: Annotated[bool, typer.Option("--i-know", help="Ask a llama.cpp that is not tested.")] = False,
 ) -> None:
     """Say how a memory cap would be divided, the smallest that works, and the speed the disk allows."""
     asked = Mechanism.parse(mechanism) if mechanism is not None else None
@@ -44,8 +45,10 @@ def plan(
     check_architecture(found)
     # The binding takes a while to import: wrong words are to be told at once.
     from moestream.assembly import load_seeds
+    from moestream.binding import unproven
     from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context
 
+    unproven(i_know)
     # What a mechanism reads from files stays in memory, and so does what reads them.
     before = process_memory().anon_bytes
     seeds = load_seeds(asked, found) if asked is not None else {}

@@ -107,7 +107,10 @@ def run(
     ] = False,
     i_know: Annotated[
         bool,
-        typer.Option("--i-know", help="Run a mechanism that grows without bound outside an enforced cap."),
+        typer.Option(
+            "--i-know",
+            help="Run a mechanism that grows without bound outside an enforced cap, or an untested llama.cpp.",
+        ),
     ] = False,
     governor: Annotated[
         bool,

@@ -57,7 +57,7 @@ def refusal(log: str) -> str:
 
 def main(keys: str, answer: str) -> None:
     """Write the tensors of a model with these keys as a GGUF header without data."""
-    import llama_cpp.llama_cpp as lc
+    from moestream.binding import low as lc
 
     lc.llama_backend_init()
     ggml = ggml_base()

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import llama_cpp
-import llama_cpp.llama_cpp as lc
 import numpy as np
 import numpy.typing as npt
 
+from moestream.binding import llama_cpp
+from moestream.binding import low as lc
 from moestream.errors import ModelError, MoestreamError
 from moestream.make.ggml import ggml_base
 

@@ -37,10 +37,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @cache
 def ggml_base() -> ctypes.CDLL:
     """The ggml library of this process with the functions above typed."""
-    import llama_cpp._ggml
+    from moestream.binding import libllama_path
 
-    # dlsym on libggml also searches the libggml-base it depends on, where these functions live.
-    library: ctypes.CDLL = llama_cpp._ggml.libggml
+    # dlsym on libllama also searches the ggml it depends on; a handle of our own leaves the binding's types alone.
+    library = ctypes.CDLL(libllama_path())
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
