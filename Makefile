@@ -53,8 +53,9 @@ bench: setup ## the speed table of the README (about 15 minutes)
 models: setup ## docs/models.md: every architecture and type, compared with stock (about 3 minutes)
 	$(BIN)/python -m moestream.lab.models docs/models.md
 
-fuzz: setup ## read 100,000 models with wrong headers (a few minutes)
+fuzz: setup ## read 100,000 models with wrong headers, load 5,000 (half an hour)
 	$(BIN)/python tools/fuzz_header.py
+	$(BIN)/python tools/fuzz_header.py --load --cases 5000
 
 soak: setup ## random prompts, budgets and cancels against stock for MINUTES (120)
 	$(BIN)/python tools/soak.py --minutes $(or $(MINUTES),120)

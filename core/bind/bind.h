@@ -6,6 +6,7 @@
 void bind_errors(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);
+void bind_guards(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
 

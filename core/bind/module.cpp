@@ -10,6 +10,7 @@ NB_MODULE(_core, m) {
     bind_errors(m);
     bind_cache(m);
     bind_engine(m);
+    bind_guards(m);
     bind_replay(m);
     bind_probe(m);
 }

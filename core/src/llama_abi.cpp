@@ -109,6 +109,11 @@ Ops prove(const std::string& libllama_path) {
     return prove_ops(library.handle, context, make, experts);
 }
 
+SetAbortCallback find_set_abort_callback(const std::string& libllama_path) {
+    const Library library(libllama_path);
+    return symbol<SetAbortCallback>(library.handle, "ggml_set_abort_callback");
+}
+
 const Tensor* root(const Tensor* tensor) {
     while (tensor->view_src != nullptr) tensor = tensor->view_src;
     return tensor;

@@ -125,6 +125,22 @@ def warmer_members() -> dict[str, Any]: ...
 
 def predictor_members() -> dict[str, Any]: ...
 
+class GuardedAsserts:
+    """
+    While inside, an assertion of ggml's that fails on this thread is a failed load.
+    """
+
+    def __init__(self, libllama: str) -> None: ...
+
+    def __enter__(self) -> GuardedAsserts: ...
+
+    def __exit__(self, kind: object | None, error: object | None, trace: object | None) -> None: ...
+
+def failed_assertion() -> str:
+    """
+    What failed on this thread since its guard began, with its place in the source; '' for nothing.
+    """
+
 def replay(*, bank: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], token: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], experts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], wish_start: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], wishes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], parts: Sequence[tuple[Sequence[int], int]], part_bytes: Sequence[int], bank_of: Sequence[int], policy: str, priority: Sequence[float], counted_from: int) -> dict[str, Any]:
     """
     Recorded routes through the engine's own cache, or past it by 'belady': the counters from route

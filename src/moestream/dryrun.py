@@ -6,20 +6,17 @@ what it would have allocated it says in its log, which is read here.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import re
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moestream.binding import binding_version, llama_cpp, low
+from moestream.binding import binding_version, low
 from moestream.errors import BudgetError, ModelError, UsageError
+from moestream.loading import failed_assertion, loading
 from moestream.plan import MemoryFacts, Plan, make_plan
 
 if TYPE_CHECKING:
@@ -30,10 +27,6 @@ _MIB = 1 << 20
 _BUFFER = re.compile(r"^\S+:\s+(.+?)\s+(compute|output) buffer size =\s*([\d.]+) MiB")
 #: The cache's own account: its buffer line says 0.00 when nothing is allocated.
 _CACHE = re.compile(r"^\S+: size =\s*([\d.]+) MiB \(")
-_UNKNOWN_ARCHITECTURE = re.compile(r"unknown model architecture: '([^']*)'")
-_ERROR_LEVEL, _CONTINUED = 4, 5
-#: One log callback serves the whole process.
-_log_lock = threading.Lock()
 
 
 #: Of the cap, what the compute buffers may take when nobody names a step: a larger step makes prompts cheaper, a
@@ -56,26 +49,6 @@ class ContextSizes:
     seconds: float = 0.0
 
 
-class _Log:
-    """llama.cpp's log lines as they come, all of them and those of its errors."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.errors: list[str] = []
-        self._begun = ""
-        self._error = False
-
-    def take(self, level: int, text: bytes, data: Any = None) -> None:
-        """One call of llama.cpp's: whole lines, or a piece of one that a later call continues."""
-        if level != _CONTINUED:
-            self._error = level == _ERROR_LEVEL
-        self._begun += text.decode("utf-8", "replace")
-        *whole, self._begun = self._begun.split("\n")
-        self.lines += whole
-        if self._error:
-            self.errors += whole
-
-
 def measure_context(
     path: str | Path,
     n_ctx: int,
@@ -93,7 +66,7 @@ def measure_context(
     rounded up to what llama.cpp prints (0.01 MiB). Raises ModelError with llama.cpp's reason when it cannot
     load the model."""
     start = time.perf_counter()
-    with captured_log() as log:
+    with loading(path) as log:
         params = low.llama_model_default_params()
         params.no_alloc = True
         params.n_gpu_layers = 0
@@ -101,7 +74,7 @@ def measure_context(
         params.load_mode = low.LLAMA_LOAD_MODE_NONE  # with no_alloc there is nothing to map
         model = low.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
-            raise ModelError(_load_failure(path, log.errors))
+            raise ValueError
         try:
             context = low.llama_context_default_params()
             context.n_ctx, context.n_batch, context.n_ubatch = n_ctx, n_batch, n_ubatch
@@ -117,7 +90,9 @@ def measure_context(
                 context.type_v = type_v
             made = low.llama_init_from_model(model, context)
             if not made:
-                raise UsageError(f"llama.cpp cannot make a context of {n_ctx} tokens: {_reason(log.errors)}")
+                if failed_assertion():
+                    raise ValueError
+                raise UsageError(f"llama.cpp cannot make a context of {n_ctx} tokens: {log.reason()}")
             low.llama_free(made)
         finally:
             low.llama_model_free(model)
@@ -147,55 +122,6 @@ def _sizes(lines: list[str], seconds: float) -> ContextSizes:
 def _bytes(mib: str) -> int:
     """Bytes of a printed size, which was rounded to two places: never less than was meant."""
     return math.ceil((float(mib) + 0.005) * _MIB) if float(mib) else 0
-
-
-def _load_failure(path: str | Path, errors: list[str]) -> str:
-    unknown = next((m for line in errors if (m := _UNKNOWN_ARCHITECTURE.search(line))), None)
-    if unknown:
-        return (
-            f"{path}: this llama.cpp (llama-cpp-python {binding_version()}) does not know architecture "
-            f"{unknown[1]}: install a newer one"
-        )
-    return f"{path}: llama.cpp cannot load it: {_reason(errors)}"
-
-
-def _reason(errors: list[str]) -> str:
-    """The first error, which is the cause; the later ones say who gave up because of it."""
-    for line in errors:
-        text = re.sub(r"^\w+: ", "", line).removeprefix("error loading model: ").strip()
-        if text:
-            return text
-    return "it gives no reason"
-
-
-#: The logs being kept, by the thread that runs inside llama.cpp.
-_logs: dict[int, _Log] = {}
-
-
-def _dispatch(level: int, text: bytes, data: Any) -> None:
-    log = _logs.get(threading.get_ident())
-    if log is not None:
-        log.take(level, text)
-    else:
-        llama_cpp._logger.llama_log_callback(level, text, data)
-
-
-#: Never freed: llama.cpp may be inside it on one thread while another ends its capture.
-_CALLBACK = low.llama_log_callback(_dispatch)
-
-
-@contextmanager
-def captured_log() -> Iterator[_Log]:
-    """What llama.cpp logs on this thread goes to the value while inside; other threads' lines to the binding."""
-    log = _Log()
-    with _log_lock:
-        _logs[threading.get_ident()] = log
-        low.llama_log_set(_CALLBACK, ctypes.c_void_p(0))
-        try:
-            yield log
-        finally:
-            low.llama_log_set(llama_cpp._logger.llama_log_callback, ctypes.c_void_p(0))
-            del _logs[threading.get_ident()]
 
 
 def plan_context(

@@ -7,7 +7,6 @@ experts. Everything else of the parent works unchanged, because only its memory 
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import threading
@@ -20,11 +19,12 @@ import moestream._core as _core
 from moestream.assembly import Progress, build_core, check_names, complete, give_budget, load_seeds, translate
 from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callback, unproven, wrapped_defaults
 from moestream.box import Box, process_memory
-from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, captured_log, plan_context, rows_of_logits
-from moestream.errors import Cancelled, EngagementError, ModelError, MoestreamError, ReadError, UsageError
+from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context, rows_of_logits
+from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
 from moestream.geometry import slab_geometry
 from moestream.governor import Governor
 from moestream.guard import check_cow
+from moestream.loading import loading
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
 from moestream.plan import Plan, process_bytes
@@ -128,7 +128,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         )
         self.plan: Plan | None = None
         self.mechanism: Mechanism | None = None
-        super().__init__(str(self.model_info.paths[0]), **arguments)
+        with loading(self.model_info.paths[0], echo=arguments["verbose"]):
+            super().__init__(str(self.model_info.paths[0]), **arguments)
 
     def _load_streamed(
         self,
@@ -228,8 +229,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             engine.begin_load()
             try:
                 # What llama.cpp warns of is in our plan; its errors come as exceptions.
-                quiet = contextlib.nullcontext() if arguments["verbose"] else captured_log()
-                with quiet, wrapped_defaults(model_params, context_params):
+                with (
+                    loading(self.model_info.paths[0], echo=arguments["verbose"]),
+                    wrapped_defaults(model_params, context_params),
+                ):
                     super().__init__(str(self.model_info.paths[0]), **arguments)
                 loaded = True
             finally:
@@ -237,9 +240,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         except _core.CoreError as error:
             self.close()
             raise translate(error) from None
-        except ValueError as error:
-            self.close()
-            raise ModelError(f"llama.cpp cannot load {self.model_info.paths[0]}: {error}") from None
         except BaseException:
             self.close()
             raise

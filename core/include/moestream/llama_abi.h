@@ -41,6 +41,13 @@ inline constexpr int32_t kTypeI32 = 26;
 // `Tensor`, and returns the op codes the hook compares with. Throws Error(abi) naming the first field that differs.
 Ops prove(const std::string& libllama_path);
 
+// What ggml calls with the text of an assertion that failed, before it ends the process; null: it prints the text.
+using AbortCallback = void (*)(const char* text);
+// Sets one and returns the one before.
+using SetAbortCallback = AbortCallback (*)(AbortCallback);
+// That function of the ggml that `libllama_path` uses. Throws Error(abi).
+SetAbortCallback find_set_abort_callback(const std::string& libllama_path);
+
 // Follows views and reshapes to the tensor that owns the bytes.
 const Tensor* root(const Tensor* tensor);
 

@@ -6,6 +6,7 @@ holds the names it knows as plain strings.
 
 from __future__ import annotations
 
+import math
 import mmap
 from functools import cache
 from pathlib import Path
@@ -26,12 +27,18 @@ def known_architecture(arch: str) -> bool:
 
 
 def check_architecture(model: Model) -> None:
-    """Raises ModelError when this llama.cpp does not know the model's architecture."""
+    """Raises ModelError when this llama.cpp does not know the model's architecture, or would end over its numbers."""
     if not known_architecture(model.arch):
         raise ModelError(
             f"{model.paths[0]}: architecture {model.arch!r} is unknown to {binding_version()}; "
             "install a newer llama-cpp-python"
         )
+    for key, value in model.metadata.items():
+        # Asserted where a worker computes: no load would fail.
+        if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
+            raise ModelError(
+                f"{model.paths[0]}: {key} is {value}, which no norm can be made with; download the model again"
+            )
 
 
 @cache

@@ -85,11 +85,11 @@ def check_weights(model: Model, progress: Progress | None = None, threads: int |
 
 def check_loads(model: Model) -> None:
     """Raises ModelError, with llama.cpp's own words, where it makes no model or no context of the header. It is asked
-    in a process of its own, which its assertions end."""
+    in a process of its own, which a division by zero ends."""
     asked = f"measure_context(sys.argv[1], n_ctx={_CONTEXT}, n_batch=1, n_ubatch=1)"
     script = f"import sys; from moestream.dryrun import measure_context; {asked}"
     command = [sys.executable, "-c", script, str(model.paths[0])]
-    # Else a failed assertion starts a debugger, which prints pages.
+    # Else an assertion that no load can fail of starts a debugger, which prints pages.
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", check=False, env=environment
@@ -97,11 +97,14 @@ def check_loads(model: Model) -> None:
     if done.returncode == 0:
         return
     words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    asserted = next((line for line in words if "GGML_ASSERT" in line), None)
-    last = words[-1].rpartition("Error: ")[2] if words else f"it ended with {done.returncode}"
-    reason = last if asserted is None else f"llama.cpp ends over its numbers ({asserted.rpartition('/')[2]})"
-    prefix = "" if reason.startswith(str(model.paths[0])) else f"{model.paths[0]}: "
-    raise ModelError(f"{prefix}{reason}")
+    if done.returncode < 0 or not words:
+        said = f" ({words[0].rpartition('/')[2]})" if words else ""
+        raise ModelError(
+            f"{model.paths[0]}: llama.cpp's process ends with signal {-done.returncode} over its numbers{said}; "
+            "download it again"
+        )
+    reason = words[-1].partition("Error: ")[2] or words[-1]
+    raise ModelError(reason if reason.startswith(str(model.paths[0])) else f"{model.paths[0]}: {reason}")
 
 
 class _Reader:
