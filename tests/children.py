@@ -6,10 +6,37 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import answers
+
+#: prctl of a seccomp filter that answers calls with an error and allows the rest: those of a number, or, where bits are
+#: given, those of them that have one of the bits in an argument (its lower half, first in memory).
+_REFUSING = """
+import ctypes, struct
+calls, error = {calls}, {error}
+code = [(0x20, 0, 0, 0)]
+for number, argument, bits in calls:
+    look = [(0x20, 0, 0, 16 + 8 * argument), (0x45, 0, 1, bits)] if bits else []
+    code += [(0x15, 0, len(look) + 1, number), *look, (0x06, 0, 0, 0x00050000 | error), (0x20, 0, 0, 0)]
+code.append((0x06, 0, 0, 0x7FFF0000))
+filter_ = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+program = Program(len(code), ctypes.addressof(filter_))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(program)) == 0, ctypes.get_errno()
+"""
+
+
+def refusing(calls: Sequence[int | tuple[int, int, int]], error: int) -> str:
+    """Python for a child's ``first``: from then on the kernel answers these system calls with ``error``. A call is a
+    number, or ``(number, argument, bits)``: only where the argument has one of the bits."""
+    whole = [call if isinstance(call, tuple) else (call, 0, 0) for call in calls]
+    return _REFUSING.format(calls=whole, error=error)
 
 
 def child_command(path: Path, ram: int | str, mechanism: str, **question: Any) -> list[str]:

@@ -62,7 +62,7 @@ def policy_members() -> dict[str, str]:
 class Engine:
     """One model's store and hook; see moestream/engine.h."""
 
-    def __init__(self, *, shards: Sequence[tuple[str, int]], tensors: Sequence[tuple[str, int, int, int, int, int]], layers: Sequence[int], optional_banks: Sequence[bool], libllama: str, store: str, reader: str, policy: str, predictor: str, dense: str, direct: bool, keep_cached: bool = False, advice: str = 'normal', pages: str = 'recycle', alignment: int = 4096, huge: bool = False, copy_dir: str = '', seeds: object | None = None, interpose: bool, fallback: Callable[[str], None], progress: Callable[[int, int], None]) -> None: ...
+    def __init__(self, *, shards: Sequence[tuple[str, int]], tensors: Sequence[tuple[str, int, int, int, int, int]], layers: Sequence[int], optional_banks: Sequence[bool], libllama: str, store: str, reader: str, policy: str, predictor: str, dense: str, direct: bool, keep_cached: bool = False, advice: str = 'normal', pages: str = 'recycle', max_mappings: int, alignment: int = 4096, huge: bool = False, copy_dir: str = '', seeds: object | None = None, interpose: bool, fallback: Callable[[str], None], progress: Callable[[int, int], None]) -> None: ...
 
     def begin_load(self) -> None: ...
 
@@ -114,6 +114,11 @@ class Engine:
     """(arg: object, /) -> int"""
 
 def geometry(shards: Sequence[tuple[str, int]], tensors: Sequence[tuple[str, int, int, int, int, int]], layers: Sequence[int]) -> dict[str, Any]: ...
+
+def abilities() -> dict[str, str]:
+    """
+    What members need of this kernel, tried: by name '' or one line that says why not.
+    """
 
 def prove_abi(libllama: str) -> None: ...
 

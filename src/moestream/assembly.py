@@ -36,8 +36,8 @@ _KINDS: dict[str, type[MoestreamError]] = {
     "abi": AbiError,
 }
 _ALIGNMENTS = {"align4k": 4 << 10, "align16k": 16 << 10, "align2m": 2 << 20}
-#: The reader that every box has, where the one asked for is refused.
-_FALLBACK_READER = "threads:4"
+#: What every box has, where the reader or the source of pages asked for is refused.
+_FALLBACK_READER, _FALLBACK_PAGES = "threads:4", "fresh"
 
 
 def translate(error: Exception) -> MoestreamError:
@@ -103,13 +103,14 @@ def build_core(
     interpose: bool,
     on_progress: Progress | None,
     fallbacks: list[str],
-) -> tuple[Any, Mechanism]:
-    """The core's engine for a plan, and the mechanism it got: a reader this box refuses is replaced, which is said
-    in ``fallbacks``, or with ``strict`` an EngagementError. Raises RefusedError, AbiError, UsageError."""
+) -> tuple[Any, Plan]:
+    """The core's engine for a plan, and the plan with the mechanism it got: a reader or a source of pages that this box
+    refuses is replaced, which is said in ``fallbacks``, or with ``strict`` an EngagementError. Raises RefusedError,
+    AbiError, UsageError."""
     mechanism = plan.mechanism
     trunk = model.n_layers - model.n_mtp_layers
 
-    def build(reader: str) -> Any:
+    def build(mechanism: Mechanism) -> Any:
         return _core.Engine(
             shards=[(str(shard.path), shard.bytes) for shard in model.shards],
             tensors=core_tensors(model),
@@ -117,7 +118,7 @@ def build_core(
             optional_banks=[bank.layer >= trunk or bank.kind != "routed" for bank in model.banks],
             libllama=libllama_path(),
             store=mechanism.store,
-            reader=reader,
+            reader=mechanism.reader,
             policy=mechanism.without_file("policy"),
             predictor=mechanism.without_file("predictor"),
             dense=mechanism.dense,
@@ -125,6 +126,7 @@ def build_core(
             keep_cached=mechanism.has("cached"),
             advice=mechanism.one_of("normal", "random", "sequential"),
             pages=mechanism.one_of("recycle", "fresh", "populate", "thp"),
+            max_mappings=Box().max_map_count(),
             alignment=_ALIGNMENTS[mechanism.one_of(*_ALIGNMENTS)],
             huge=mechanism.has("huge"),
             copy_dir=str(cache_directory()),
@@ -134,15 +136,22 @@ def build_core(
             progress=on_progress or (lambda done, total: None),
         )
 
+    if mechanism.store == "arena" and mechanism.has("recycle") and (lack := _core.abilities()["mremap"]):
+        if strict:
+            raise EngagementError(f"not as asked: {lack}")
+        fallbacks.append(f"{lack}: pages are dropped and had anew (arena/{_FALLBACK_PAGES}), not moved")
+        mechanism = dataclasses.replace(mechanism, variants=(*mechanism.variants, _FALLBACK_PAGES))
     try:
-        return build(mechanism.reader), mechanism
+        engine = build(mechanism)
     except _core.CoreError as error:
         if error.args[0] != "unsupported":
             raise translate(error) from None
         if strict or mechanism.store == "mapped":
             raise EngagementError(f"not as asked: {error.args[1]}") from None
         fallbacks.append(f"{error.args[1]}: {_FALLBACK_READER} instead of {mechanism.reader}")
-        return build(_FALLBACK_READER), dataclasses.replace(mechanism, reader=_FALLBACK_READER)
+        mechanism = dataclasses.replace(mechanism, reader=_FALLBACK_READER)
+        engine = build(mechanism)
+    return engine, dataclasses.replace(plan, mechanism=mechanism)
 
 
 def give_budget(

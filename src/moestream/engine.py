@@ -148,7 +148,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         # Before the memory is measured: reading a trace takes some.
         seeds = load_seeds(mechanism, self.model_info) if mechanism is not None else {}
         self.plan = self._make_plan(cap, mechanism, arguments)
-        self._engine, self.mechanism = build_core(
+        self._engine, self.plan = build_core(
             self.model_info,
             self.plan,
             seeds,
@@ -157,6 +157,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             on_progress=on_progress,
             fallbacks=self.fallbacks,
         )
+        self.mechanism = self.plan.mechanism
         self._load_parent(arguments)
         try:
             n_batch = self.plan.n_batch

@@ -97,7 +97,11 @@ WARMERS = {
     "hybrid": Member(
         "asks which pages are absent and reads only those",
         MACOS,
-        Argument("how to ask", choices=("mincore", "cachestat"), needs=(("cachestat", "cachestat"),)),
+        Argument(
+            "how to ask",
+            choices=("mincore", "cachestat"),
+            needs=(("mincore", "mincore"), ("cachestat", "cachestat")),
+        ),
     ),
     "tiered": Member(
         "O_DIRECT over the slab the first time, through the page cache after: a bit a slab",

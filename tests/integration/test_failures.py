@@ -17,7 +17,7 @@ import pytest
 
 import moestream
 from answers import CONTEXT, answer, prompt_tokens
-from children import child_command, child_result, run_child
+from children import child_command, child_result, refusing, run_child
 from conftest import load, same_answer, smallest_cap
 
 ARENAS = (
@@ -27,24 +27,10 @@ ARENAS = (
     "arena+sync+none",
     "arena/buffered",
 )
-#: prctl of a seccomp filter that answers the system calls of these numbers with an error and allows the rest.
-_REFUSING = """
-import ctypes, struct
-numbers, error = {numbers}, {error}
-jumps = [(0x15, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
-code = [(0x20, 0, 0, 0), *jumps, (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | error)]
-filter_ = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
-class Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-libc = ctypes.CDLL(None, use_errno=True)
-program = Program(len(code), ctypes.addressof(filter_))
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.byref(program)) == 0, ctypes.get_errno()
-"""
 #: io_uring_setup has one number everywhere; madvise and fadvise64 have not.
-NO_IO_URING = _REFUSING.format(numbers=[425], error=errno.EPERM)
+NO_IO_URING = refusing([425], errno.EPERM)
 _ADVICE = {"x86_64": [28, 221], "aarch64": [233, 223]}.get(platform.machine(), [])
-NO_ADVICE = _REFUSING.format(numbers=_ADVICE, error=errno.EINVAL)
+NO_ADVICE = refusing(_ADVICE, errno.EINVAL)
 
 
 @pytest.fixture

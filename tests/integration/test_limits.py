@@ -6,7 +6,9 @@ are in tests/unit/test_box_limits.py.
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
 import secrets
 import subprocess
 import sys
@@ -15,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from children import refusing, run_child
+from conftest import evicted, load, same_answer
+from moestream import _core
 from moestream.box import Box, Cage
 from moestream.box.cgroup import groups
 
@@ -133,3 +138,90 @@ def test_locked_memory_is_counted_once_and_file_cache_never(tmp_path: Path) -> N
     assert 60 * MIB < int(taken) < 72 * MIB  # the kernel's own account lags by some pages a processor
     assert int(held) < 64 * MIB  # the interpreter; not the 96 MiB of the file
     assert "moestream-" in source
+
+
+# -- system calls that an old kernel lacks or a sandbox forbids --
+
+_MREMAP, _MINCORE, _MADVISE = {"x86_64": (25, 27, 28), "aarch64": (216, 232, 233)}.get(
+    platform.machine(), (0, 0, 0)
+)
+_KNOWN = pytest.mark.skipif(not _MREMAP, reason="the numbers of system calls are not known here")
+#: MREMAP_DONTUNMAP in mremap's flags, as a kernel before 5.7 answers it.
+NO_DONTUNMAP = refusing([(_MREMAP, 3, 4)], errno.EINVAL)
+_IO_URING, _CACHESTAT, _POPULATE = 425, 451, 23
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
+def test_io_uring_is_replaced_and_that_is_said_once(error: int, tiny) -> None:
+    """ENOSYS: a kernel without it; EPERM: a container's filter, or kernel.io_uring_disabled."""
+    result = run_child(tiny("olmoe"), "1GiB", "arena+uring:8", first=refusing([_IO_URING], error))
+    (line,) = result["fallbacks"]
+    assert f"io_uring is refused (io_uring_setup: {os.strerror(error)})" in line
+    assert line.endswith("threads:4 instead of uring:8")
+    assert "+threads:4+" in result["mechanism"]
+
+
+@_KNOWN
+@pytest.mark.parametrize("mechanism", ["arena", "arena/align2m+threads:2+lru", "arena+sync+lru+gate:1"])
+def test_without_dontunmap_pages_are_had_anew(mechanism: str, tiny) -> None:
+    path = tiny("olmoe")
+    result = run_child(path, "1GiB", mechanism, first=NO_DONTUNMAP)
+    (line,) = result["fallbacks"]
+    assert line.startswith(
+        "mremap(MREMAP_DONTUNMAP) is refused (Invalid argument): Linux 5.7 or newer has it"
+    )
+    assert result["mechanism"].startswith("arena/fresh")
+    assert result["digests"] == run_child(path, "1GiB", mechanism)["digests"]
+    refused = run_child(path, "1GiB", mechanism, first=NO_DONTUNMAP, strict=True)
+    assert refused["error"] == "EngagementError"
+    assert "Linux 5.7" in refused["text"]
+    assert "\n" not in refused["text"]
+
+
+@_KNOWN
+@pytest.mark.parametrize(
+    ("mechanism", "call", "error", "said"),
+    [
+        ("mapped+hybrid:cachestat", _CACHESTAT, errno.ENOSYS, "cachestat is refused on"),
+        ("mapped+hybrid:mincore", _MINCORE, errno.EPERM, "mincore is refused (Operation not permitted)"),
+        ("arena/populate+lru", (_MADVISE, 2, _POPULATE), errno.EINVAL, "MADV_POPULATE_WRITE is refused"),
+    ],
+)
+def test_what_a_member_needs_is_asked_at_the_load(mechanism: str, call, error: int, said: str, tiny) -> None:
+    result = run_child(tiny("olmoe"), "1GiB", mechanism, first=refusing([call], error))
+    assert result["error"] in ("RefusedError", "EngagementError")
+    assert said in result["text"]
+    assert "\n" not in result["text"]
+
+
+@_KNOWN
+def test_abilities_are_the_cores_and_follow_the_kernel(tiny) -> None:
+    """`mechanisms` tells what the engine would find: both ask the same function."""
+    calls = [_IO_URING, _CACHESTAT, _MINCORE, (_MREMAP, 3, 4)]
+    program = refusing(calls, errno.ENOSYS) + (
+        "from pathlib import Path\n"
+        "from moestream.box.abilities import tests\n"
+        "print(sorted(name for name, test in tests(Path()).items() if 'not implemented' in test()))"
+    )
+    assert python(program) == "['cachestat', 'io_uring', 'mincore', 'mremap']"
+    assert set(_core.abilities()) == {"cachestat", "io_uring", "mincore", "mremap", "populate"}
+
+
+# -- mappings --
+
+
+def test_vacated_ranges_are_mapped_again_where_mappings_are_few(tiny, stock, monkeypatch) -> None:
+    """The limit is the machine's: what is read of it is replaced, what follows from it is real."""
+    grown = []
+    for most in (1 << 20, 400):
+        monkeypatch.setattr(Box, "max_map_count", lambda self, most=most: most)
+        with load(tiny("olmoe"), "arena+sync+lru", threads=1) as llama:
+            before = _mappings()
+            same_answer(llama, stock, 12, steps=3)
+            assert evicted(llama)
+            grown.append(_mappings() - before)
+    assert grown[1] < 100 < grown[0]
+
+
+def _mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())

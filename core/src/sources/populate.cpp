@@ -2,8 +2,8 @@
 #include <sys/mman.h>
 
 #include <cerrno>
-#include <cstring>
 
+#include "../stores/pages.h"
 #include "fresh.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -16,13 +16,8 @@ namespace {
 class Populate : public FreshPages {
   public:
     Populate() {
-        void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        const bool works = page != MAP_FAILED && madvise(page, kPage, MADV_POPULATE_WRITE) == 0;
-        const int error = errno;
-        if (page != MAP_FAILED) munmap(page, kPage);
-        if (!works) {
-            throw Error(ErrorKind::refused, std::string("arena/populate: MADV_POPULATE_WRITE is refused (") +
-                                              std::strerror(error) + "): Linux 5.14 or newer has it");
+        if (const std::string why = populate_refused(); !why.empty()) {
+            throw Error(ErrorKind::refused, "arena/populate: " + why);
         }
     }
     int supply(char* from, char* to, size_t bytes, bool restore) override {

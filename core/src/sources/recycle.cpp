@@ -10,6 +10,9 @@ namespace {
 
 class Recycle : public PageSource {
   public:
+    Recycle() {
+        if (const std::string why = move_refused(); !why.empty()) throw Error(ErrorKind::unsupported, why);
+    }
     std::vector<char*> frames(uint32_t frames, size_t frame_bytes) override {
         const auto& pool = pools_.emplace_back(frame_bytes * frames);
         std::vector<char*> places;

@@ -126,11 +126,14 @@ void ArenaStore::set_capacities(std::span<const uint32_t> capacities) {
         resident_slabs += uint64_t{capacities[p]} * parts[p].pages.size();
     }
     // A slab with pages is a mapping of its own and so is the gap behind it; vacated ones keep theirs unless restored.
-    const uint64_t room = max_map_count() / 10 * 9;
+    const uint64_t room = options_.max_mappings / 10 * 9;
     restore_ = 2 * slabs > room;
     if (restore_ && 2 * resident_slabs > room) {
         throw Error(ErrorKind::refused, "this budget needs " + std::to_string(2 * resident_slabs) +
-                                            " memory mappings: raise vm.max_map_count or name a smaller budget");
+                                            " memory mappings and vm.max_map_count allows " +
+                                            std::to_string(options_.max_mappings) + ": `sysctl vm.max_map_count=" +
+                                            std::to_string(2 * resident_slabs / 9 * 10 + 10) +
+                                            "`, or name a smaller budget");
     }
     cache_ = make_expert_cache(capacities);
     free_frames_.resize(parts.size());

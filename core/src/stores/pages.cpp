@@ -3,10 +3,8 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <utility>
 
@@ -33,8 +31,6 @@ void set_advice(void* base, size_t bytes) {
     madvise(base, bytes, MADV_DONTDUMP);
 }
 
-std::atomic<bool> g_dont_unmap{true};
-
 }  // namespace
 
 char* reserve(size_t bytes, size_t alignment, void* fixed) {
@@ -43,7 +39,7 @@ char* reserve(size_t bytes, size_t alignment, void* fixed) {
                        -1, 0);
     if (found == MAP_FAILED) {
         throw Error(ErrorKind::refused, "no address space for " + std::to_string(bytes) + " bytes (" +
-                                            std::strerror(errno) + "): raise `ulimit -v` or vm.max_map_count");
+                                            std::strerror(errno) + "): raise `ulimit -v` or `ulimit -d`, or vm.max_map_count");
     }
     char* base = static_cast<char*>(found);
     if (slack > 0) {
@@ -90,27 +86,32 @@ PagePool& PagePool::operator=(PagePool&& other) noexcept {
 }
 
 int move_pages(char* from, char* to, size_t bytes, bool restore) {
-    if (g_dont_unmap.load(std::memory_order_relaxed)) {
-        if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED) {
-            if (!restore) return 0;
-            if (mmap(from, bytes, PROT_READ | PROT_WRITE, kAnonymous | MAP_FIXED, -1, 0) == MAP_FAILED) return errno;
-            set_advice(from, bytes);
-            return 0;
-        }
-        if (errno != EINVAL) return errno;
-    }
-    // Kernels before 5.7: the range is unmapped by the move and mapped again.
-    if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) return errno;
-    g_dont_unmap = false;
+    const int flags = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+    if (mremap(from, bytes, bytes, flags, to) == MAP_FAILED) return errno;
+    if (!restore) return 0;
     if (mmap(from, bytes, PROT_READ | PROT_WRITE, kAnonymous | MAP_FIXED, -1, 0) == MAP_FAILED) return errno;
     set_advice(from, bytes);
     return 0;
 }
 
-uint64_t max_map_count() {
-    std::ifstream file("/proc/sys/vm/max_map_count");
-    uint64_t value = 0;
-    return file >> value ? value : 65530;
+// Without DONTUNMAP the vacated range would be free until it is mapped again, and another thread's mmap could take it.
+std::string move_refused() {
+    char* pages = reserve(2 * kPage, kPage);
+    *pages = 1;
+    const int error = move_pages(pages, pages + kPage, kPage, false);
+    release(pages, 2 * kPage);
+    if (error == 0) return "";
+    return std::string("mremap(MREMAP_DONTUNMAP) is refused (") + std::strerror(error) +
+           "): Linux 5.7 or newer has it, where no sandbox forbids it";
+}
+
+std::string populate_refused() {
+    char* page = reserve(kPage, kPage);
+    const int error = madvise(page, kPage, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+    release(page, kPage);
+    if (error == 0) return "";
+    return std::string("MADV_POPULATE_WRITE is refused (") + std::strerror(error) +
+           "): Linux 5.14 or newer has it, where no sandbox forbids it";
 }
 
 uint64_t now_ns() {

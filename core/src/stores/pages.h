@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace moestream {
 
@@ -31,7 +32,10 @@ class PagePool {
 // range back its plain mapping, so that it merges with its neighbours and the number of mappings stays bounded.
 int move_pages(char* from, char* to, size_t bytes, bool restore);
 
-uint64_t max_map_count();
+// '' where this kernel moves pages so, or populates them by MADV_POPULATE_WRITE; else one line that says why not.
+std::string move_refused();
+std::string populate_refused();
+
 uint64_t now_ns();
 
 }  // namespace moestream

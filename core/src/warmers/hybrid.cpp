@@ -7,38 +7,20 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <vector>
 
 #include "moestream/error.h"
+#include "residency.h"
 #include "scratch.h"
 
 namespace moestream {
 namespace {
 
-constexpr long kCachestat = 451;  // the same on every architecture
 constexpr uint64_t kFewPages = 8;  // read rather than asked about again
-
-// The kernel's cachestat_range and cachestat.
-struct Range {
-    uint64_t offset = 0, bytes = 0;
-};
-struct Counts {
-    uint64_t cached = 0, dirty = 0, writeback = 0, evicted = 0, recently_evicted = 0;
-};
-
-int cachestat(int fd, uint64_t offset, uint64_t bytes, uint64_t& cached) {
-    Range range{offset, bytes};
-    Counts counts;
-    if (syscall(kCachestat, fd, &range, &counts, 0) != 0) return errno;
-    cached = counts.cached;
-    return 0;
-}
 
 class Hybrid : public Warmer {
   public:
@@ -83,6 +65,7 @@ class ByMincore : public Hybrid {
     using Hybrid::Hybrid;
 
     void open(const std::string& path, int fd, int) override {
+        if (const std::string why = mincore_refused(); !why.empty()) throw Error(ErrorKind::unsupported, why);
         struct stat status {};
         const std::string name = "/proc/self/fd/" + std::to_string(fd);
         const bool owner = geteuid() == 0 || (fstat(fd, &status) == 0 && status.st_uid == geteuid());
@@ -119,13 +102,8 @@ class ByCachestat : public Hybrid {
   public:
     using Hybrid::Hybrid;
 
-    void open(const std::string& path, int fd, int) override {
-        uint64_t cached = 0;
-        const int error = cachestat(fd, 0, kPage, cached);
-        if (error == 0) return;
-        throw Error(ErrorKind::unsupported,
-                    "hybrid:cachestat: the kernel refuses cachestat on " + path + " (" + std::strerror(error) +
-                        "); Linux 6.5 or newer has it for files of one's own, hybrid:mincore asks the same");
+    void open(const std::string& path, int, int) override {
+        if (const std::string why = cachestat_refused(path); !why.empty()) throw Error(ErrorKind::unsupported, why);
     }
 
   private:
@@ -140,7 +118,7 @@ class ByCachestat : public Hybrid {
     int search(MappedSlab& slab, uint64_t begin, uint64_t end) {
         uint64_t cached = 0;
         ++asked_;
-        int error = cachestat(slab.fd, begin, end - begin, cached);
+        int error = count_cached(slab.fd, begin, end - begin, cached);
         const uint64_t pages = (end - begin) / kPage;
         if (error != 0 || cached >= pages) return error;
         if (cached > 0 && pages > kFewPages) {
