@@ -7,6 +7,7 @@ The weights are random but valid, never holes, so reading them is real input. Th
 from __future__ import annotations
 
 import glob
+import re
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +15,13 @@ from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 from gguf import GGMLQuantizationType as Q
+
+from moestream.errors import ModelError
+from moestream.make.output import TensorSource, copy_metadata, write_model
+from moestream.make.output import TensorSpec as Spec
+from moestream.model import read_model
 
 # What a test may say of a tensor: (name, shape with ne0 first, type).
 TensorSpec = tuple[str, tuple[int, ...], Q]
@@ -127,18 +134,14 @@ def split_gguf(path: Path, tensors_a_shard: int = 4, **options: Any) -> list[Pat
     return _shards(path)
 
 
-def write_split(whole: Path, out: Path, shards: int) -> list[Path]:
-    """Writes ``whole``, a model that runs, as ``shards`` files named after ``out``, tensors dealt out evenly."""
+def write_split(whole: Path, out: Path, shards: int, *, metadata_first: bool = False) -> list[Path]:
+    """Writes ``whole``, a model that runs, as ``shards`` files named after ``out``, tensors dealt out evenly; with
+    ``metadata_first``, the first file has none of them."""
     reader = gguf.GGUFReader(whole)
     architecture = reader.fields["general.architecture"].contents()
-    a_shard = -(-len(reader.tensors) // shards)
-    writer = gguf.GGUFWriter(out, architecture, split_max_tensors=a_shard)
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue  # the writer makes these
-        kind = field.types[0]
-        sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), kind, sub_type)
+    a_shard = -(-len(reader.tensors) // (shards - metadata_first))
+    writer = gguf.GGUFWriter(out, architecture, split_max_tensors=a_shard, small_first_shard=metadata_first)
+    copy_metadata(reader, writer, {})
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
@@ -146,6 +149,53 @@ def write_split(whole: Path, out: Path, shards: int) -> list[Path]:
     writer.write_tensors_to_file()
     writer.close()
     return [out.with_name(f"{out.stem}-{n + 1:05}-of-{shards:05}.gguf") for n in range(shards)]
+
+
+def tensor_sources(whole: Path) -> list[TensorSource]:
+    """The tensors of a file as what ``write_model`` takes, in file order."""
+
+    def source(tensor: gguf.ReaderTensor) -> TensorSource:
+        shape = tuple(int(extent) for extent in tensor.shape)
+        raw = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(-1)
+        return Spec(tensor.name, shape, int(tensor.tensor_type)), lambda: [raw]
+
+    return [source(tensor) for tensor in gguf.GGUFReader(whole).tensors]
+
+
+def rewrite(
+    whole: Path,
+    out: Path,
+    *,
+    tensors: list[TensorSource] | None = None,
+    alignment: int | None = None,
+    add: dict[str, Any] | None = None,
+    change: dict[str, Any] | None = None,
+) -> Path:
+    """Writes a model that runs again, with other tensors (or an order of theirs), another alignment, more keys, other
+    values of keys (None: without them). Returns ``out``."""
+    reader = gguf.GGUFReader(whole)
+
+    def add_metadata(writer: gguf.GGUFWriter) -> None:
+        copy_metadata(reader, writer, change or {})
+        for key, value in (add or {}).items():
+            _add_key(writer, key, value)
+        if alignment is not None:
+            writer.add_custom_alignment(alignment)
+
+    architecture = reader.fields["general.architecture"].contents()
+    return write_model(out, architecture, add_metadata, tensors or tensor_sources(whole))
+
+
+def refused(path: Path, pattern: str) -> str:
+    """Asserts that reading ``path`` is refused in one line that names it and matches; returns the line."""
+    with pytest.raises(ModelError) as caught:
+        read_model(path)
+    text = str(caught.value)
+    assert caught.value.exit_code == 3
+    assert "\n" not in text
+    assert str(path.parent) in text
+    assert re.search(pattern, text), text
+    return text
 
 
 def cut(path: Path, size: int) -> Path:
@@ -163,9 +213,10 @@ def patch(path: Path, change: Callable[[bytearray], None]) -> Path:
     return path
 
 
-def rename_bytes(old: bytes, new: bytes) -> Callable[[bytearray], None]:
-    """A change for ``patch``: every ``old`` becomes ``new``, which has the same length."""
-    assert len(old) == len(new)
+def rename_bytes(old: bytes, new: bytes, *, same_length: bool = True) -> Callable[[bytearray], None]:
+    """A change for ``patch``: every ``old`` becomes ``new``, which has the same length; if not, the tensors' data is
+    where the header no longer says."""
+    assert len(old) == len(new) or not same_length
 
     def change(data: bytearray) -> None:
         assert old in data

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Q
-from gguf import GGUFEndian
+from gguf import GGUFEndian, GGUFReader, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,26 +22,14 @@ from ggufs import (
     expert_tensors,
     moe_tensors,
     patch,
+    refused,
     rename_bytes,
     set_tensor_type,
-    split_gguf,
     tensor_table_offset,
     write_gguf,
 )
 from moestream.errors import ModelError
 from moestream.model import read_model
-
-
-def refused(path: Path, pattern: str) -> str:
-    """Asserts that reading ``path`` is refused in one line that names it and matches; returns the line."""
-    with pytest.raises(ModelError) as caught:
-        read_model(path)
-    text = str(caught.value)
-    assert caught.value.exit_code == 3
-    assert "\n" not in text
-    assert str(path.parent) in text
-    assert re.search(pattern, text), text
-    return text
 
 
 def test_missing_directory_and_device(tmp_path: Path) -> None:
@@ -153,6 +140,84 @@ def test_what_only_ggml_sees(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "pattern"),
+    [
+        ("n" * 64, (32,), "tensor name 12 is too long: 64 >= 64"),
+        ("n" * 1000, (32,), "tensor name 12 is too long: 1000 >= 64"),
+        ("five", (32, 1, 1, 1, 2), "tensor 'five' has invalid number of dimensions: 5 > 4"),
+        ("nine", (32, 1, 1, 1, 1, 1, 1, 1, 2), "implausible number of dimensions 9 of tensor 13"),
+    ],
+)
+def test_what_a_tensor_cannot_be(tmp_path: Path, name: str, shape: tuple[int, ...], pattern: str) -> None:
+    refused(write_gguf(tmp_path / "m.gguf", [*moe_tensors(), (name, shape, Q.F32)]), pattern)
+
+
+def test_the_longest_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", [*moe_tensors(), ("n" * 63, (32,), Q.F32)])
+    assert read_model(path).tensors[-1].name == "n" * 63
+
+
+def test_infos_in_another_order_than_the_data(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", dense_tensors(1))
+    data = bytearray(path.read_bytes())
+    first = tensor_table_offset(path)
+    second = data.index(struct.pack("<Q", 18) + b"output_norm.weight")
+    third = data.index(struct.pack("<Q", 19) + b"blk.0.attn_q.weight")
+    data[first:third] = data[second:third] + data[first:second]
+    path.write_bytes(data)
+    refused(path, r"refuses its header: tensor 'output_norm.weight' has offset \d+, expected 0")
+
+
+@pytest.mark.parametrize(
+    ("value", "pattern"),
+    [
+        (struct.pack("<II", 4, 0), "alignment 0 is not a power of 2"),
+        (struct.pack("<II", 4, 48), "alignment 48 is not a power of 2"),
+        (struct.pack("<II", 4, 2**31), "failed to seek to beginning of data section"),
+        (struct.pack("<Ii", 5, -32), "must be of type u32 but is i32"),
+        (struct.pack("<IQ", 10, 32), "must be of type u32 but is u64"),
+        (struct.pack("<IH", 2, 32), "must be of type u32 but is u16"),
+        (struct.pack("<If", 6, 32), "must be of type u32 but is f32"),
+        (struct.pack("<IQ", 8, 2) + b"32", "must be of type u32 but is str"),
+    ],
+)
+def test_illegal_alignments(tmp_path: Path, value: bytes, pattern: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", keys={"general.alignment": 32})
+    key = b"general.alignment"
+    refused(
+        patch(path, rename_bytes(key + struct.pack("<II", 4, 32), key + value, same_length=False)), pattern
+    )
+
+
+@pytest.mark.parametrize("alignment", [1, 2, 4, 8, 16])
+def test_alignments_that_llama_cpp_reads_but_cannot_map(tmp_path: Path, alignment: int) -> None:
+    """Read where the first tensor happens to begin at a multiple of 32 bytes, told where not."""
+    begins = set()
+    for length in range(0, 32, alignment):
+        path = _aligned(tmp_path / "m.gguf", alignment, "n" * (1 + length))
+        begin = min(tensor.data_offset for tensor in GGUFReader(path).tensors)
+        begins.add(begin % 32)
+        if begin % 32:
+            refused(path, rf"begin at byte {begin}, .*multiple of 32: general\.alignment is {alignment}; ")
+        else:
+            assert read_model(path).tensors[0].offset == begin
+    assert begins == set(range(0, 32, alignment))
+
+
+def _aligned(path: Path, alignment: int, name: str) -> Path:
+    """A model of one tensor whose header, and so where the tensor begins, is as long as its name."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_name(name)
+    writer.add_custom_alignment(alignment)
+    writer.add_tensor("token_embd.weight", np.ones((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def test_one_tensor_an_expert(tmp_path: Path) -> None:
     old = [
         (f"blk.0.ffn_{role}.{expert}.weight", (64, 64), Q.Q8_0)
@@ -190,6 +255,17 @@ def _without(role: str) -> list[Any]:
             {},
             r"ffn_down_exps\.weight has shape \(96, 64\), not",
         ),
+        (
+            moe_tensors(),
+            {"%s.expert_count": None},
+            r"has 8 experts but the key olmoe\.expert_count is missing",
+        ),
+        (moe_tensors(), {"%s.expert_count": [8, 8]}, r"olmoe\.expert_count says \(8, 8\)"),
+        (
+            moe_tensors(1, n_embd=32, n_ff=32, n_experts=1025),
+            {"%s.expert_count": 1025},
+            r"layer 0 has 1025 experts, more than the 1024 that llama-cpp-python \d",
+        ),
         (moe_tensors(), {"%s.expert_used_count": None}, r"the key olmoe\.expert_used_count is missing"),
         (moe_tensors(), {"%s.expert_used_count": 0}, "says 0"),
         (moe_tensors(), {"%s.expert_used_count": 9}, "says 9"),
@@ -201,93 +277,6 @@ def test_experts_that_cannot_work(
     tmp_path: Path, tensors: list[Any], keys: dict[str, Any], pattern: str
 ) -> None:
     refused(write_gguf(tmp_path / "m.gguf", tensors, keys=keys), pattern)
-
-
-def test_missing_shards(tmp_path: Path) -> None:
-    shards = split_gguf(tmp_path / "m.gguf", 3)
-    assert len(shards) == 4
-    shards[1].unlink()
-    refused(shards[3], r"1 of 4 shards missing beside it: m-00002-of-00004\.gguf$")
-    shards[0].unlink()
-    refused(shards[2], r"2 of 4 shards missing .*: m-00001-of-00004\.gguf, m-00002-of-00004\.gguf$")
-
-
-def test_swapped_shards(tmp_path: Path) -> None:
-    first, second, third, *_ = split_gguf(tmp_path / "m.gguf", 3)
-    second.rename(tmp_path / "x")
-    third.rename(second)
-    (tmp_path / "x").rename(third)
-    for shard in (first, second, third):
-        refused(shard, r"mixed-up shards: its name says [23] of 4, its header shard [23] of 4")
-
-
-def test_shards_of_two_models(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    ours = split_gguf(tmp_path / "a" / "m.gguf", 3)
-    fewer = dense_tensors(2) + expert_tensors(0)
-    theirs = split_gguf(tmp_path / "b" / "m.gguf", 3, tensors=fewer)
-    (tmp_path / "a" / "m-00002-of-00004.gguf").write_bytes(theirs[1].read_bytes())
-    refused(ours[0], "mixed-up shards: its name says 2 of 4, its header shard 2 of 3")
-    same_count = [*fewer, *expert_tensors(5)][:11]
-    (tmp_path / "c").mkdir()
-    theirs = split_gguf(tmp_path / "c" / "m.gguf", 3, tensors=same_count)
-    (tmp_path / "a" / "m-00002-of-00004.gguf").write_bytes(theirs[1].read_bytes())
-    refused(ours[0], r"mixed-up shards: split\.tensors\.count is 11 here and 12 in m-00001")
-
-
-def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
-    shards = split_gguf(tmp_path / "m.gguf", 3)
-    (tmp_path / "b").mkdir()
-    theirs = split_gguf(tmp_path / "b" / "m.gguf", 3, tensors=moe_tensors()[::-1])
-    shards[3].write_bytes(theirs[3].read_bytes())
-    refused(shards[0], r"mixed-up shards: tensor \S+ is also in m-00001-of-00004\.gguf")
-
-
-def test_wrong_tensor_total(tmp_path: Path) -> None:
-    shards = split_gguf(tmp_path / "m.gguf", 3)
-    for shard in shards:
-        patch(shard, _set_integer("split.tensors.count", 12, 13))
-    refused(shards[0], "split.tensors.count says 13 tensors, the 4 shards hold 12")
-
-
-def _set_integer(key: str, old: int, new: int) -> Callable[[bytearray], None]:
-    def change(data: bytearray) -> None:
-        at = data.index(key.encode()) + len(key)
-        (kind,) = struct.unpack_from("<I", data, at)
-        code = {2: "<H", 3: "<h", 4: "<I", 5: "<i"}[kind]
-        assert struct.unpack_from(code, data, at + 4) == (old,)
-        struct.pack_into(code, data, at + 4, new)
-
-    return change
-
-
-def test_shard_numbers_out_of_range(tmp_path: Path) -> None:
-    shards = split_gguf(tmp_path / "m.gguf", 3)
-    refused(patch(shards[0], _set_integer("split.no", 0, 4)), r"split\.no 4 and split\.count 4 make no sense")
-
-
-def test_renamed_shards(tmp_path: Path) -> None:
-    shards = split_gguf(tmp_path / "m.gguf", 3)
-    other = shards[1].rename(tmp_path / "model.gguf")
-    refused(other, r"is shard 2 of 4; rename it and its siblings to NAME-00002-of-00004\.gguf")
-    other = shards[0].rename(tmp_path / "m-00001-of-00009.gguf")
-    refused(other, r"its name says 9 shards, its split\.count 4")
-
-
-def test_truncated_shard(tmp_path: Path) -> None:
-    shards = split_gguf(tmp_path / "m.gguf", 3)
-    cut(shards[2], -100)
-    text = refused(shards[0], "short by 100 bytes")
-    assert shards[2].name in text
-
-
-@pytest.mark.parametrize("small_first_shard", [False, True])
-def test_shards_joined_with_cat(tmp_path: Path, small_first_shard: bool) -> None:
-    shards = split_gguf(tmp_path / "m.gguf", 3, small_first_shard=small_first_shard)
-    joined = tmp_path / "joined.gguf"
-    joined.write_bytes(b"".join(shard.read_bytes() for shard in shards))
-    refused(joined, rf"second GGUF at byte {shards[0].stat().st_size}: shards joined with cat")
 
 
 @pytest.mark.parametrize("suffix", [".part1of2", ".part2of2", "-split-a", ".part-b", ".part1"])

@@ -12,11 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from moestream.errors import ModelError
+from moestream.model.ggml import binding_version
 from moestream.model.types import Bank, ExpertTensor, Tensor, Value
 
 # ggml visits a node's sources in order and the activation takes (gate, up): gate is multiplied before up.
 ROLE_ORDER = ("gate_up", "gate", "up", "down")
 KIND_ORDER = ("routed", "chunk")
+#: llama.cpp's LLAMA_MAX_EXPERTS: it ends the process over one more.
+MOST_EXPERTS = 1024
 
 # Both ends are anchored: "_exps.bias" and "_exps.scale" (any architecture), "ffn_norm_exps" (arctic) are
 # dense.
@@ -103,10 +106,16 @@ def _experts_of(by_role: dict[str, Tensor], label: str) -> int:
 
 
 def _check_count(count: int, arch: str, metadata: dict[str, Value], label: str) -> None:
-    stated = metadata.get(f"{arch}.expert_count")
-    if isinstance(stated, int) and stated != count:
+    """Raises ModelError unless a routed bank has as many experts as llama.cpp will think, and no more than it takes."""
+    key = f"{arch}.expert_count"
+    if key not in metadata:
+        raise ModelError(f"{label} has {count} experts but the key {key} is missing; convert it again")
+    if metadata[key] != count:
+        raise ModelError(f"{label} has {count} experts but {key} says {metadata[key]!r}; convert it again")
+    if count > MOST_EXPERTS:
         raise ModelError(
-            f"{label} has {count} experts but {arch}.expert_count says {stated}; convert it again"
+            f"{label} has {count} experts, more than the {MOST_EXPERTS} that {binding_version()} takes; "
+            "take a model with fewer"
         )
 
 

@@ -60,9 +60,11 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """One file's header. ``array_lengths`` has every array, also those that ``metadata`` leaves out."""
+    """One file's header. ``array_lengths`` has every array, also those that ``metadata`` leaves out; ``types`` what
+    ggml calls the type of each key."""
 
     metadata: dict[str, Value]
+    types: dict[str, str]
     array_lengths: dict[str, int]
     tensors: tuple[TensorInfo, ...]
     data_offset: int
@@ -108,9 +110,10 @@ def read_header(path: Path) -> Header:
     if not context:
         raise _refusal(path, "".join(log))
     try:
-        metadata, array_lengths = _read_keys(lib, context)
+        metadata, types, array_lengths = _read_keys(lib, context)
         return Header(
             metadata=metadata,
+            types=types,
             array_lengths=array_lengths,
             tensors=_read_tensors(lib, context),
             data_offset=lib.gguf_get_data_offset(context),
@@ -137,6 +140,7 @@ def ggml_library() -> ctypes.CDLL:
         "gguf_get_data_offset": (size, [pointer]),
         "gguf_get_n_kv": (number, [pointer]),
         "gguf_get_key": (text, [pointer, number]),
+        "gguf_type_name": (text, [ctypes.c_int]),
         "gguf_get_kv_type": (ctypes.c_int, [pointer, number]),
         "gguf_get_arr_type": (ctypes.c_int, [pointer, number]),
         "gguf_get_arr_n": (size, [pointer, number]),
@@ -192,15 +196,19 @@ def _refusal(path: Path, log: str) -> ModelError:
         )
     first = next((line for line in log.splitlines() if line.strip()), "no reason given")
     reason = re.sub(r"^\w+: ", "", first.strip())
-    return ModelError(f"{path}: {binding_version()} refuses its header: {reason}; download it again")
+    return ModelError(
+        f"{path}: {binding_version()} refuses its header: {reason}; download or convert it again"
+    )
 
 
-def _read_keys(lib: ctypes.CDLL, context: int) -> tuple[dict[str, Value], dict[str, int]]:
+def _read_keys(lib: ctypes.CDLL, context: int) -> tuple[dict[str, Value], dict[str, str], dict[str, int]]:
     metadata: dict[str, Value] = {}
+    types: dict[str, str] = {}
     lengths: dict[str, int] = {}
     for index in range(lib.gguf_get_n_kv(context)):
         key = lib.gguf_get_key(context, index).decode("utf-8", "replace")
         kind = lib.gguf_get_kv_type(context, index)
+        types[key] = lib.gguf_type_name(kind).decode()
         if kind == _STRING:
             metadata[key] = lib.gguf_get_val_str(context, index).decode("utf-8", "replace")
         elif kind != _ARRAY:
@@ -211,7 +219,7 @@ def _read_keys(lib: ctypes.CDLL, context: int) -> tuple[dict[str, Value], dict[s
             if element in _NUMBERS and count <= MAX_ARRAY_IN_METADATA and not key.startswith("tokenizer."):
                 address = lib.gguf_get_arr_data(context, index)
                 metadata[key] = tuple((_NUMBERS[element][1] * count).from_address(address)) if count else ()
-    return metadata, lengths
+    return metadata, types, lengths
 
 
 def _read_tensors(lib: ctypes.CDLL, context: int) -> tuple[TensorInfo, ...]:

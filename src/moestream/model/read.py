@@ -1,34 +1,16 @@
-"""From a path to a Model: all shards found, checked against each other, and their experts listed."""
+"""From a path to a Model: the tensors of all its shards together, and which of them hold experts."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from moestream.errors import ModelError
 from moestream.model.experts import find_banks
-from moestream.model.ggml import Header, read_header
-from moestream.model.header import check_file
+from moestream.model.ggml import Header
+from moestream.model.shards import File, find_shards
 from moestream.model.types import Model, Shard, Tensor, Value
 from moestream.model.weights import Weights
-from moestream.unchanged import Stamp, stamp
-
-MAX_SHARDS = 99_999  # the names have five digits
-_SHARD_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    bytes: int
-    header: Header
-    stamp: Stamp | None
-
-    def number(self, key: str) -> int | None:
-        """An integer of the metadata, or None when it is missing or something else."""
-        value = self.header.metadata.get(key)
-        return value if isinstance(value, int) else None
 
 
 def read_model(path: str | Path) -> Model:
@@ -37,7 +19,7 @@ def read_model(path: str | Path) -> Model:
     Opens files for reading only, and reads no tensor's data. Raises ModelError, with the path and what to do, for
     anything that is not a complete model; AbiError when llama.cpp's libraries cannot be found.
     """
-    files = _all_shards(_open(Path(path)))
+    files = find_shards(Path(path))
     tensors = _all_tensors(files)
     first = files[0].header
     arch = first.metadata.get("general.architecture")
@@ -90,82 +72,7 @@ def _vocabulary(header: Header, arch: str, tensors: tuple[Tensor, ...]) -> int:
     return next((shape[1] for shape in shapes if len(shape) > 1), 0)
 
 
-def _open(path: Path) -> _File:
-    """One file, its header read and its data known to be complete."""
-    check_file(path)
-    before = stamp(path)
-    header = read_header(path)
-    size = path.stat().st_size
-    end = max((tensor.offset + tensor.nbytes for tensor in header.tensors), default=header.data_offset)
-    if size < end:
-        raise ModelError(
-            f"{path}: is truncated in the tensor data, short by {end - size} bytes; download it again"
-        )
-    _refuse_joined(path, size, end, header)
-    return _File(path, size, header, before)
-
-
-def _refuse_joined(path: Path, size: int, end: int, header: Header) -> None:
-    """Refuses shards that were put into one file with cat: llama.cpp would see only the first of them."""
-    padded = -(-end // header.alignment) * header.alignment
-    with path.open("rb") as file:
-        for offset in {end, padded}:
-            file.seek(offset)
-            if offset < size and file.read(4) == b"GGUF":
-                raise ModelError(
-                    f"{path}: holds a second GGUF at byte {offset}: shards joined with cat; keep them as "
-                    "separate files NAME-00001-of-0000N.gguf, or merge them with llama-gguf-split --merge"
-                )
-
-
-def _all_shards(given: _File) -> tuple[_File, ...]:
-    """All files of the model in order. Raises ModelError for missing and mixed-up shards."""
-    count = given.number("split.count") or 1
-    if count == 1:
-        return (given,)
-    name = _SHARD_NAME.fullmatch(given.path.name)
-    number = given.number("split.no")
-    if count < 0 or count > MAX_SHARDS or number is None or not 0 <= number < count:
-        raise ModelError(
-            f"{given.path}: split.no {number} and split.count {count} make no sense; download it again"
-        )
-    if name is None:
-        raise ModelError(
-            f"{given.path}: is shard {number + 1} of {count}; "
-            f"rename it and its siblings to NAME-{number + 1:05}-of-{count:05}.gguf"
-        )
-    if int(name[3]) != count:
-        raise ModelError(
-            f"{given.path}: its name says {int(name[3])} shards, its split.count {count}: mixed-up shards"
-        )
-    paths = [given.path.with_name(f"{name[1]}-{index + 1:05}-of-{count:05}.gguf") for index in range(count)]
-    missing = [path.name for path in paths if not path.exists()]
-    if missing:
-        listed = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-        raise ModelError(f"{given.path}: {len(missing)} of {count} shards missing beside it: {listed}")
-    files = tuple(given if path == given.path else _open(path) for path in paths)
-    for index, file in enumerate(files):
-        _check_place(file, index, count, files[0])
-    return files
-
-
-def _check_place(file: _File, index: int, count: int, first: _File) -> None:
-    """Raises ModelError unless a file is shard ``index`` of the model that ``first`` begins."""
-    if file.number("split.no") != index or file.number("split.count") != count:
-        number, of = file.number("split.no"), file.number("split.count")
-        said = "no shard at all" if number is None or of is None else f"shard {number + 1} of {of}"
-        raise ModelError(
-            f"{file.path}: mixed-up shards: its name says {index + 1} of {count}, its header {said}"
-        )
-    for key in ("split.tensors.count", "general.architecture"):
-        mine, theirs = file.header.metadata.get(key), first.header.metadata.get(key)
-        if mine is not None and theirs is not None and mine != theirs:
-            raise ModelError(
-                f"{file.path}: mixed-up shards: {key} is {mine!r} here and {theirs!r} in {first.path.name}"
-            )
-
-
-def _all_tensors(files: tuple[_File, ...]) -> tuple[Tensor, ...]:
+def _all_tensors(files: tuple[File, ...]) -> tuple[Tensor, ...]:
     """The tensors of all shards in file order. Raises ModelError for none, duplicates and a wrong total."""
     tensors: list[Tensor] = []
     owner: dict[str, Path] = {}
