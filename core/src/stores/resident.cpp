@@ -39,7 +39,7 @@ class ResidentStore : public ShardedStore {
             auto& region = regions_[s];
             if (region.base == nullptr || region.loaded) continue;
             read_range(*reader_, s, {region.begin, region.end});
-            drain(*reader_, 0);
+            drain(*reader_, s, 0);
             region.loaded = true;
             if (options_.dense == "mlock" && mlock(region.base, region.bytes) != 0) {
                 options_.fallback("mlock of the model is refused: raise `ulimit -l`");

@@ -21,6 +21,8 @@ namespace {
 constexpr uint64_t kLoadRequest = uint64_t{1} << 20;
 constexpr size_t kLoadQueued = 256;
 
+const char* reason(int error) { return error == ENODATA ? "the file ends early" : std::strerror(error); }
+
 }  // namespace
 
 ShardedStore::ShardedStore(const SlabIndex& index, StoreOptions options)
@@ -107,7 +109,7 @@ void ShardedStore::fail_read(uint32_t expert, uint32_t slot, const Completion& c
     const auto& tensor = index_.tensors()[index_.banks()[index_.bank_of(expert)].tensors[slot]];
     fail(completion.error, index_.shards()[tensor.shard].path + " at byte " + std::to_string(completion.fail_offset) +
                                " (" + tensor.name + ", expert " + std::to_string(index_.id_of(expert)) + "): " +
-                               (completion.error == ENODATA ? "the file ends early" : std::strerror(completion.error)));
+                               reason(completion.error));
 }
 
 void ShardedStore::require_advice(uint32_t shard, const char* advice, int error) const {
@@ -194,21 +196,21 @@ void ShardedStore::read_range(Reader& reader, uint32_t shard, Geometry::Range ra
     for (uint64_t at = range.begin; at < std::min(range.end, whole); at += kLoadRequest) {
         const auto bytes = static_cast<uint32_t>(std::min({kLoadRequest, range.end - at, whole - at}));
         reader.submit(Read{region.fd, next_tag_++, at, region.base + at, bytes}, Urgency::demand);
-        drain(reader, kLoadQueued);
+        drain(reader, shard, kLoadQueued);
     }
     if (range.end > whole) read_tail(shard, std::max(range.begin, whole), range.end);
     counters_.dense_bytes += range.end - range.begin;
     if (options_.progress) options_.progress(counters_.dense_bytes, load_total_);
 }
 
-void ShardedStore::drain(Reader& reader, size_t down_to) {
+void ShardedStore::drain(Reader& reader, uint32_t shard, size_t down_to) {
     std::array<Completion, 64> done;
     while (reader.in_flight() > down_to) {
         const size_t count = reader.reap(done, true);
         for (size_t i = 0; i < count; ++i) {
             if (done[i].error == 0) continue;
-            throw Error(ErrorKind::io, "reading the model at byte " + std::to_string(done[i].fail_offset) + ": " +
-                                           std::strerror(done[i].error));
+            throw Error(ErrorKind::io, index_.shards()[shard].path + " at byte " +
+                                           std::to_string(done[i].fail_offset) + ": " + reason(done[i].error));
         }
     }
 }
@@ -223,7 +225,7 @@ void ShardedStore::read_resident(Reader& reader) {
         auto& region = regions_[s];
         if (region.base == nullptr || region.loaded) continue;
         for (const auto& range : resident(s)) read_range(reader, s, range);
-        drain(reader, 0);
+        drain(reader, s, 0);
         region.loaded = true;
         if (region.fd == region.buffered_fd) forget_load(s);
     }

@@ -37,9 +37,9 @@ class ShardedStore : public Store {
         return regions_[index_.tensors()[tensor].shard].base + geometry_.movable_offset(tensor, id);
     }
     // Reads [begin, end) of a shard into its region: whole pages by `reader`, the file's last partial page buffered.
-    // Called for many ranges; `drain` finishes them. Throws Error(io).
+    // Called for many ranges of one shard; `drain` finishes them. Throws Error(io).
     void read_range(Reader& reader, uint32_t shard, Geometry::Range range);
-    void drain(Reader& reader, size_t down_to);
+    void drain(Reader& reader, uint32_t shard, size_t down_to);
     // Everything that is not movable, of the shards mapped since the last call, into memory that is already reserved.
     void read_resident(Reader& reader);
     // mlock of the resident ranges; a refusal is a named fallback.
