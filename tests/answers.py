@@ -94,6 +94,7 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
                 "peak_anon_bytes": peak,
                 "locked_bytes": process_memory().locked_bytes,
                 "counters": llama._engine.counters,
+                "engagement": llama._engine.engagement,
                 "governor": [vars(change) for change in llama.governor.changes] if llama.governor else None,
                 "capacities": llama.plan.capacities if llama.plan is not None else None,
             }

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from moestream.binding import binding_version, low
 from moestream.errors import BudgetError, ModelError, UsageError
 from moestream.loading import failed_assertion, loading
-from moestream.plan import MemoryFacts, Plan, make_plan
+from moestream.plan import ANYWHERE, MemoryFacts, Plan, make_plan
 
 if TYPE_CHECKING:
+    from moestream.box import Place
     from moestream.mechanism import Mechanism
     from moestream.model import Model
 
@@ -136,6 +137,7 @@ def plan_context(
     compute_s_per_token: float | None = None,
     compute_share: float = 1.0,
     base_bytes: int | None = None,
+    place: Place = ANYWHERE,
     **options: Any,
 ) -> Plan:
     """``make_plan`` with the context's sizes measured for the step it will really run.
@@ -159,6 +161,7 @@ def plan_context(
                 base_bytes=base_bytes,
                 disk_bytes_per_s=disk_bytes_per_s,
                 compute_s_per_token=compute_s_per_token,
+                place=place,
             )
         except BudgetError:
             if step == 1:

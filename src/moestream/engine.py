@@ -18,7 +18,7 @@ from typing import Any
 import moestream._core as _core
 from moestream.assembly import Progress, build_core, check_names, complete, give_budget, load_seeds, translate
 from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callback, unproven, wrapped_defaults
-from moestream.box import Box, process_memory
+from moestream.box import Box, place_of, process_memory
 from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context, rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
 from moestream.geometry import slab_geometry
@@ -205,6 +205,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             type_v=arguments.get("type_v"),
             flash_attn=bool(arguments.get("flash_attn", False)),
             n_outputs_max=rows_of_logits(arguments),
+            place=place_of(self.model_info.paths, box),
         )
         if plan.n_batch < n_batch:
             arguments["n_batch"] = arguments["n_ubatch"] = plan.n_batch

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from moestream.box import Limit
+from moestream.box import Limit, Place
 from moestream.errors import BudgetError, UsageError
 from moestream.geometry import Geometry, slab_geometry, split_budget
 from moestream.mechanism import DEFAULT, Mechanism
@@ -29,6 +29,9 @@ MARGIN_BYTES = 8 << 20
 MARGIN_SHARE = 256
 #: Left to the rest of the machine when no cap is named: this much, or a tenth of what is available.
 RESERVE_BYTES = 512 << 20
+#: For a model that lies in memory: its pages are the experts' place.
+IN_PLACE = Mechanism.parse("mapped+fault")
+ANYWHERE = Place()
 
 
 class MemoryFacts(Protocol):
@@ -102,10 +105,11 @@ def make_plan(
     base_bytes: int | None = None,
     disk_bytes_per_s: float | None = None,
     compute_s_per_token: float | None = None,
+    place: Place = ANYWHERE,
 ) -> Plan:
-    """Divide a cap. None for ``cap_bytes``: what the box has, less a reserve; None for ``mechanism``:
-    everything in memory where it fits, else the default arena. Raises BudgetError, with the smallest cap that
-    works, when the mechanism cannot run; UsageError for a model without experts."""
+    """Divide a cap. None for ``cap_bytes``: what the box has, less a reserve; None for ``mechanism``: the model's own
+    pages if its ``place`` is memory, everything in memory where it fits, else the default arena. Raises BudgetError,
+    with the smallest cap that works, when the mechanism cannot run; UsageError for a model without experts."""
     if not model.is_moe:
         raise UsageError(f"{model.name or model.arch} has no experts: there is nothing to stream or to plan")
     reasons: list[str] = []
@@ -125,7 +129,10 @@ def make_plan(
         base_bytes = process_bytes(model, 0)
     compute_bytes = sizes.compute_bytes + sizes.output_bytes
     process = sizes.kv_bytes + compute_bytes + base_bytes
-    if mechanism is None:
+    if mechanism is None and place.in_memory:
+        mechanism = IN_PLACE
+        reasons.append(f"mechanism {IN_PLACE}: the model lies on {place.in_memory}, which is memory")
+    elif mechanism is None:
         mechanism = _choose(model, geometry, cap_bytes, process, reasons)
     need = _need(model, geometry, mechanism, process)
     smallest = need.smallest_cap
@@ -157,7 +164,7 @@ def make_plan(
         smallest_cap_bytes=smallest,
         tok_per_s=speed,
         reasons=tuple(reasons),
-        warnings=tuple(warnings),
+        warnings=(*place.warnings, *warnings),
     )
 
 

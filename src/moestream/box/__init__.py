@@ -7,6 +7,7 @@ from moestream.box.cage import Cage
 from moestream.box.cgroup import Mount
 from moestream.box.disk import DirectIo, DiskRate, cache_directory, direct_io_alignment, disk_rate
 from moestream.box.facts import Box, Limit, Threads
+from moestream.box.filesystems import Place, hindrance, place_of
 from moestream.box.process import (
     Faults,
     ProcessMemory,
@@ -24,13 +25,16 @@ __all__ = [
     "Faults",
     "Limit",
     "Mount",
+    "Place",
     "ProcessMemory",
     "Threads",
     "cache_directory",
     "direct_io_alignment",
     "disk_rate",
     "faults",
+    "hindrance",
     "peak_rss_bytes",
+    "place_of",
     "process_io",
     "process_memory",
 ]

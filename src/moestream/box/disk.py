@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import moestream._core as _core
+from moestream.box.facts import Box
+from moestream.box.filesystems import place_of
 
 _BLOCK = 1 << 20
 _THREADS = 8
@@ -56,10 +58,12 @@ def direct_io_alignment(path: str | Path) -> DirectIo:
 
 def disk_rate(path: str | Path, seconds: float = 0.5, *, max_age_s: float = MAX_AGE_S) -> DiskRate | None:
     """The rate of the device a file lies on: as measured at most ``max_age_s`` ago and remembered, or
-    measured now in ``seconds`` (at most 1). None when the file is too small or not readable."""
+    measured now in ``seconds`` (at most 1). None when the file is too small, not readable or in memory."""
     try:
         status = Path(path).stat()
     except OSError:
+        return None
+    if place_of([Path(path)], Box()).in_memory:
         return None
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     store = cache_directory() / "disk.json"

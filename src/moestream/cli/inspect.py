@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moestream.box import Box, place_of
 from moestream.model import Bank, Model, check_architecture, locate, read_model
 from moestream.units import format_bytes
 
@@ -50,6 +51,7 @@ def describe(model: Model) -> dict[str, Any]:
     layers."""
     return {
         "paths": [str(path) for path in model.paths],
+        "hindrances": list(place_of(model.paths, Box()).warnings),
         "name": model.name,
         "arch": model.arch,
         "identity": model.identity,
@@ -152,10 +154,12 @@ def _facts(description: dict[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("model", description["name"]),
         ("path", description["paths"][0]),
+        *(("hindered", line) for line in description["hindrances"]),
         ("architecture", description["arch"]),
         ("identity", description["identity"]),
         ("size", f"{format_bytes(size)} ({size} bytes), {description['tensors']} tensors"),
         ("dense", share(description["dense_bytes"])),
+        *((("expert", share(description["expert_bytes"])),) if description["banks"] else ()),
         ("layers", str(description["layers"])),
         ("trained context", f"{description['n_ctx_train']} tokens"),
     ]
@@ -164,7 +168,6 @@ def _facts(description: dict[str, Any]) -> list[tuple[str, str]]:
     if not description["banks"]:
         return [*facts, ("experts", "none: a dense model, nothing to stream")]
     used, experts = description["experts_used"], description["experts"]
-    facts.insert(6, ("expert", share(description["expert_bytes"])))
     facts += [
         ("experts", f"{experts} a layer, {used} used, in {description['moe_layers']} layers"),
         ("demand a token", share(description["demand_bytes_per_token"])),

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moestream.box import Box, DiskRate, Threads, disk_rate, process_memory
+from moestream.box import Box, DiskRate, Threads, disk_rate, place_of, process_memory
 from moestream.mechanism import DEFAULT, Mechanism
 from moestream.model import check_architecture, locate, read_model
-from moestream.plan import Plan, process_bytes
+from moestream.plan import IN_PLACE, Plan, process_bytes
 from moestream.probe import reader_of, saved_probe
 from moestream.units import format_age, format_bytes, parse_size
 
 if TYPE_CHECKING:
+    from moestream.box import Place
     from moestream.model import Model
 
 
@@ -53,6 +54,8 @@ def plan(
     before = process_memory().anon_bytes
     seeds = load_seeds(asked, found) if asked is not None else {}
     seed_bytes = max(0, process_memory().anon_bytes - before) if seeds else 0
+    box = Box()
+    place = place_of(found.paths, box)
     ceilings = find_ceilings(found)
     options: dict[str, Any] = {
         "n_ctx": ctx,
@@ -60,20 +63,22 @@ def plan(
         "base_bytes": process_bytes(found, 0) + seed_bytes,
         "disk_bytes_per_s": ceilings.disk_bytes_per_s,
         "compute_s_per_token": ceilings.compute_s_per_token,
+        "place": place,
     }
     share = COMPUTE_SHARE if batch is None else 1.0
     made = plan_context(
-        found, Box(), cap, asked, n_ubatch=batch or DEFAULT_STEP, compute_share=share, **options
+        found, box, cap, asked, n_ubatch=batch or DEFAULT_STEP, compute_share=share, **options
     )
     # The least cap is that of single tokens, whose compute buffers are the smallest too, and, where no mechanism is
     # asked for, of the one that would run under it.
-    least = plan_context(found, Box(), made.cap_bytes, asked or DEFAULT, n_ubatch=1, **options)
+    usual = IN_PLACE if place.in_memory else DEFAULT
+    least = plan_context(found, box, made.cap_bytes, asked or usual, n_ubatch=1, **options)
     made = dataclasses.replace(made, smallest_cap_bytes=least.smallest_cap_bytes)
     n_ctx = ctx or found.n_ctx_train
     if json:
         print(json_module.dumps(describe(found, made, ceilings, n_ctx), indent=2))
     else:
-        _print_table(found, made, ceilings, n_ctx)
+        _print_table(found, made, ceilings, n_ctx, place)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +123,7 @@ def describe(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int) -> dict[s
     }
 
 
-def _print_table(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int) -> None:
+def _print_table(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int, place: Place) -> None:
     # Rich takes longer to import than the whole plan takes; --json does not need it.
     from rich.console import Console
     from rich.table import Table
@@ -133,7 +138,7 @@ def _print_table(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int) -> No
     for name, size in _rows(plan):
         table.add_row(name, format_bytes(size), f"{size / plan.cap_bytes:.1%}")
     console.print(table)
-    for line in _facts(model, plan, ceilings):
+    for line in _facts(model, plan, ceilings, place):
         console.print(line)
     for reason in plan.reasons:
         console.print(f"  {reason}", style="dim")
@@ -154,13 +159,13 @@ def _rows(plan: Plan) -> list[tuple[str, int]]:
     ]
 
 
-def _facts(model: Model, plan: Plan, ceilings: Ceilings) -> list[str]:
+def _facts(model: Model, plan: Plan, ceilings: Ceilings, place: Place) -> list[str]:
     lines = [
         f"experts    {plan.expert_bytes / max(1, model.expert_bytes):.0%} of "
         f"{format_bytes(model.expert_bytes)}; a token asks for {format_bytes(plan.demand_bytes_per_token)}",
         f"step       up to {plan.n_batch} tokens",
         f"smallest   {plan.smallest_cap_bytes // 10**6}MB is the least cap that works, one token a step",
-        _disk_line(ceilings),
+        f"disk       none: {place.in_memory} is memory" if place.in_memory else _disk_line(ceilings),
         _threads_line(Box().threads()),
     ]
     if ceilings.reader is not None:

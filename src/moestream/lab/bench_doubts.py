@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from moestream.box.filesystems import look_up
 from moestream.lab import bench_figures as figures
 from moestream.lab import statistics
 from moestream.lab.bench_arms import FEWEST_PROMPTS, STOCK
@@ -45,6 +46,7 @@ class Kind(str, Enum):
     NOISY = "noisy"
     DRIFT = "drift"
     RUN_DRIFT = "runs slow down"
+    FILE_SYSTEM = "file system"
     DISK_SPREAD = "disk rate spread"
     OTHER_LOAD = "other load"
     STOLEN = "stolen time"
@@ -215,6 +217,14 @@ def _drift(setup: Mapping[str, Any], valid: Sequence[Record], typed: Typed) -> I
 
 
 def _machine(valid: Sequence[Record], typed: Typed) -> Iterator[Doubt]:
+    box: dict[str, Any] = next((record["box"] for record in valid if record.get("box")), {})
+    where = look_up(box.get("fs", ""), box.get("kernel", ""))
+    if where is not None and where.follows:
+        yield Doubt(
+            Kind.FILE_SYSTEM,
+            f"the model lies on {box['fs']}, {where.follows}",
+            f"{where.advice}, then `{typed.again} --force`",
+        )
     rates = [record["disk_bytes_per_s"] for record in valid if record["disk_bytes_per_s"]]
     if rates and max(rates) > DISK_SPREAD * min(rates):
         yield Doubt(

@@ -16,6 +16,7 @@ Record = dict[str, Any]
 #: Of the bench's doubts those about the machine and the code; how many runs there are, each claim says itself.
 _KINDS = (
     Kind.DRIFT,
+    Kind.FILE_SYSTEM,
     Kind.DISK_SPREAD,
     Kind.OTHER_LOAD,
     Kind.STOLEN,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moestream.box import Box
+from moestream.box import Box, hindrance
 from moestream.box.abilities import huge, io_uring
 from moestream.model import Model
 from moestream.probe import compute, disk
@@ -145,7 +145,10 @@ def _model(model: Model | None) -> dict[str, Any] | None:
 def doubts(document: dict[str, Any]) -> list[str]:
     """What speaks against taking the figures at their word, each with what would help."""
     found = []
-    measured = document["disk"]
+    measured, box = document["disk"], document["box"]
+    hindered = hindrance(box["fs"], box["kernel"])
+    if hindered:
+        found.append(f"the file lies on {hindered}")
     if not measured["direct"]:
         found.append(
             "the file system refuses O_DIRECT: cold reads went through the page cache; put the model on one that "
@@ -167,7 +170,7 @@ def doubts(document: dict[str, Any]) -> list[str]:
             f"random reads moved by {at['bytes_per_s']['spread']:.0%} between rounds: something else uses the disk; "
             "probe again when it is quiet"
         )
-    load, cpus = document["load_average"], document["box"]["cpus"]
+    load, cpus = document["load_average"], box["cpus"]
     if load > BUSY * cpus:
         found.append(
             f"other processes kept the box busy (load {load:.1f} on {cpus} CPUs): it can do more than this; "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import moestream._core as _core
-from moestream.box import Box, direct_io_alignment
+from moestream.box import Box, direct_io_alignment, place_of
 from moestream.box.page_cache import drop, resident_bytes
 from moestream.errors import RefusedError
 from moestream.model import Model
@@ -29,7 +29,6 @@ FILE_BYTES = 1 << 30
 WARM_BYTES = 96 << 20
 #: A range counts as cold with at most this share of it in the page cache.
 COLD_SHARE = 0.01
-_NOWHERE = ("tmpfs", "ramfs")
 
 
 @dataclass
@@ -100,7 +99,10 @@ class Sample:
             return ""
         left = self.cached(ranges)
         if left > COLD_SHARE * sum(length for _, _, length in ranges):
-            return f"{format_bytes(left)} stay in the page cache: some process has the file mapped or in use"
+            return (
+                f"{format_bytes(left)} stay in the page cache: some process has the file mapped or in use, or its file "
+                "system is memory"
+            )
         return ""
 
     def make_warm(self, ranges: Sequence[Range]) -> str:
@@ -175,10 +177,10 @@ def directory_sample(
     length = FILE_BYTES if length is None else length
     if not directory.is_dir():
         raise RefusedError(f"--dir {directory}: there is no such directory")
-    mount = Box().filesystem(directory)
-    if mount is not None and mount.kind in _NOWHERE:
+    memory = place_of([directory], Box()).in_memory
+    if memory:
         raise RefusedError(
-            f"--dir {directory}: that is {mount.kind}, which is memory: there is no disk to measure; name another"
+            f"--dir {directory}: that is {memory}, which is memory: there is no disk to measure; name another"
         )
     status = os.statvfs(directory)
     free = status.f_bavail * status.f_frsize
