@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -54,8 +56,12 @@ def check_names(model: Model) -> None:
         try:
             str(path).encode()
         except UnicodeEncodeError:
+            remedy = "rename it, or make a link to it"
+            with contextlib.suppress(UnicodeDecodeError):
+                os.fsencode(path).decode()
+                remedy = "this locale has another encoding: set LC_ALL=C.UTF-8"
             raise ModelError(
-                f"{path}: its name is not UTF-8, which llama-cpp-python needs: rename it, or make a link to it"
+                f"{path}: its name is not UTF-8, which llama-cpp-python needs: {remedy}"
             ) from None
 
 

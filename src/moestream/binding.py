@@ -40,6 +40,12 @@ def _import_llama_cpp() -> Any:
     libgomp reads the environment once, when it is loaded; the variable is taken back afterwards so that child
     processes do not inherit it. Raises AbiError with the binding's reason where it cannot be had.
     """
+    # What is global answers the calls of every library to functions of that name, its own or not.
+    if hasattr(ctypes.CDLL(None), "llama_model_load_from_file"):
+        raise AbiError(
+            "a libllama is in this process before llama-cpp-python's own, and each would call into the other: "
+            "take it out of LD_PRELOAD"
+        )
     if _OVERRIDE in os.environ:  # the same place, wherever this process and its children go later
         os.environ[_OVERRIDE] = str(Path(os.environ[_OVERRIDE]).absolute())
     ours = not any(name in os.environ for name in _SPIN_VARIABLES)

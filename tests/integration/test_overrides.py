@@ -163,3 +163,12 @@ def test_without_the_binding_it_is_named(tiny: Callable[..., Path]) -> None:
     assert done.returncode == 3, done
     (line,) = done.stderr.splitlines()
     assert f"pip install 'llama-cpp-python{TESTED_VERSIONS}'" in line
+
+
+def test_a_preloaded_library_is_refused(elsewhere: Path, tiny: Callable[..., Path]) -> None:
+    """Two of them with each other's functions crash, at the latest when the process ends."""
+    words = ["--ram", "1GB", "-p", "a", "-n", "1"]
+    done = command("run", tiny("olmoe"), *words, LD_PRELOAD=str(elsewhere / "libllama.so"))
+    assert done.returncode == 3, done
+    (line,) = done.stderr.splitlines()
+    assert "take it out of LD_PRELOAD" in line

@@ -121,10 +121,16 @@ def _opened(path: str | Path, direct: bool) -> Iterator[int]:
 
 
 def cache_directory() -> Path:
-    """Where this program keeps files of its own: ``moestream`` in the user's cache directory."""
+    """Where this program keeps files of its own: ``moestream`` in the user's cache directory. A user without a home
+    has none: nothing can be kept, which is no error until it is asked for."""
     # An empty or relative XDG_CACHE_HOME counts as unset, as its specification says.
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (named if named.is_absolute() else Path.home() / ".cache") / "moestream"
+    if not named.is_absolute():
+        try:
+            named = Path.home() / ".cache"
+        except RuntimeError:
+            named = Path(os.devnull)
+    return named / "moestream"
 
 
 def _remembered(store: Path) -> dict[str, DiskRate]:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from moestream.errors import MoestreamError, UsageError
+from moestream.errors import MoestreamError, RefusedError, UsageError
 from moestream.files import lack_of_room
 
 #: A shell's exit code for a program that Ctrl-C ended before it had anything to show.
@@ -176,6 +176,11 @@ def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
             forget_stdout()
         return MoestreamError.exit_code
     except Exception as error:
+        if isinstance(error, ImportError) and error.name == "moestream._core":
+            complain(
+                f"its core cannot be loaded ({error}): pip install moestream; a zip or a source tree has none"
+            )
+            return RefusedError.exit_code
         complain(f"internal error: {type(error).__name__}: {error}")
         return MoestreamError.exit_code
     # Typer turns a Ctrl-C that nobody caught into the exit code it returns here.
