@@ -6,7 +6,7 @@ JOBS   ?= $(shell nproc)
 CORE   := $(shell find core CMakeLists.txt -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench models asan tsan core-tests fuzz soak clean
+.PHONY: help setup demo test check format bench models asan tsan core-tests fuzz soak opens clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ fuzz: setup ## read 100,000 models with wrong headers, load 5,000 (half an hour)
 
 soak: setup ## random prompts, budgets and cancels against stock for MINUTES (120)
 	$(BIN)/python tools/soak.py --minutes $(or $(MINUTES),120)
+
+opens: setup ## open and close a model CYCLES (10000) times: nothing may stay behind
+	$(BIN)/python tools/opens.py --cycles $(or $(CYCLES),10000)
 
 asan: ## the core's tests under AddressSanitizer
 	cmake -S . -B build/asan -DMOESTREAM_CORE_TESTS=ON -DMOESTREAM_SANITIZE=address
