@@ -67,6 +67,25 @@ llama_cpp = _import_llama_cpp()
 low: Any = llama_cpp.llama_cpp
 
 _defaults_lock = threading.RLock()
+#: OpenMP's omp_pause_soft: let go of threads, keep settings.
+_PAUSE_SOFT = 1
+
+
+def _end_pool() -> None:
+    """Before a fork, end the OpenMP threads of whoever forks. A child has none of them, and would wait for them for
+    ever as soon as llama.cpp computes there; the parent's come back with its next graph."""
+    pause = getattr(low._lib, "omp_pause_resource_all", None)
+    if pause is not None:  # a llama.cpp without OpenMP keeps no threads
+        pause(_PAUSE_SOFT)
+
+
+def _new_lock() -> None:
+    """In a forked child: a thread that was loading in the parent held the lock, and is not here to let it go."""
+    global _defaults_lock
+    _defaults_lock = threading.RLock()
+
+
+os.register_at_fork(before=_end_pool, after_in_child=_new_lock)
 
 
 def libllama_path() -> str:
