@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import mmap
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from typing import Any
 
 import moestream._core as _core
 from moestream.binding import TESTED_VERSIONS, binding_version, libllama_path
-from moestream.box import Box, cache_directory, process_memory
+from moestream.box import Box, cache_directory, place_of, process_memory
+from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context, rows_of_logits
 from moestream.errors import (
     AbiError,
     BudgetError,
@@ -25,7 +27,7 @@ from moestream.errors import (
 from moestream.geometry import slab_geometry, split_budget
 from moestream.mechanism import Mechanism
 from moestream.model import Model
-from moestream.plan import Plan
+from moestream.plan import Plan, process_bytes
 from moestream.units import format_bytes
 
 Progress = Callable[[int, int], None]
@@ -158,6 +160,50 @@ def build_core(
         mechanism = dataclasses.replace(mechanism, reader=_FALLBACK_READER)
         engine = build(mechanism)
     return engine, dataclasses.replace(plan, mechanism=mechanism)
+
+
+def plan_load(
+    model: Model,
+    cap: int | None,
+    mechanism: Mechanism | None,
+    arguments: dict[str, Any],
+    recording_bytes: int,
+    fallbacks: list[str],
+) -> Plan:
+    """The plan of a load with the parent's ``arguments``, whose batch is cut to what the plan can hold. A cap above
+    what this process may use is cut as well, and said in ``fallbacks``. Raises BudgetError."""
+    n_ctx = arguments.get("n_ctx", 512) or model.n_ctx_train
+    n_batch = min(n_ctx, arguments.get("n_batch", DEFAULT_STEP))
+    if arguments.get("n_batch", 0) > n_ctx:  # the parent allocates for it, and no step can be larger
+        arguments["n_batch"] = n_ctx
+    asked = arguments.get("n_ubatch")
+    box = Box()
+    limit = box.memory_limit()
+    # A cgroup keeps its limit in whole pages: less than one is the same number.
+    if cap is not None and cap >= limit.bytes + mmap.PAGESIZE > mmap.PAGESIZE:
+        fallbacks.append(
+            f"the cap {format_bytes(cap)} is above what this process may use: "
+            f"{format_bytes(limit.bytes)} ({limit.source}) is taken instead"
+        )
+        cap = limit.bytes
+    plan = plan_context(
+        model,
+        box,
+        cap,
+        mechanism,
+        n_ctx=n_ctx,
+        n_ubatch=min(n_batch, asked or DEFAULT_STEP),
+        base_bytes=process_bytes(model, process_memory().anon_bytes) + recording_bytes,
+        compute_share=1.0 if asked else COMPUTE_SHARE,
+        type_k=arguments.get("type_k"),
+        type_v=arguments.get("type_v"),
+        flash_attn=bool(arguments.get("flash_attn", False)),
+        n_outputs_max=rows_of_logits(arguments),
+        place=place_of(model.paths, box),
+    )
+    if plan.n_batch < n_batch:
+        arguments["n_batch"] = arguments["n_ubatch"] = plan.n_batch
+    return plan
 
 
 def give_budget(

@@ -7,7 +7,6 @@ experts. Everything else of the parent works unchanged, because only its memory 
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import time
@@ -16,23 +15,32 @@ from pathlib import Path
 from typing import Any
 
 import moestream._core as _core
-from moestream.assembly import Progress, build_core, check_names, complete, give_budget, load_seeds, translate
+from moestream.assembly import (
+    Progress,
+    build_core,
+    check_names,
+    complete,
+    give_budget,
+    load_seeds,
+    plan_load,
+    translate,
+)
 from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callback, unproven, wrapped_defaults
-from moestream.box import Box, place_of, process_memory
-from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context, rows_of_logits
+from moestream.box import Box
+from moestream.callbacks import Processors
+from moestream.dryrun import rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
-from moestream.geometry import slab_geometry
-from moestream.governor import Governor
+from moestream.governor import Governor, govern
 from moestream.guard import check_cow
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
-from moestream.plan import Plan, process_bytes
+from moestream.plan import Plan
 from moestream.recorder import NO_COUNTERS, Recorder
 from moestream.stats import Step
 from moestream.trace.sink import WORKING_BYTES, TraceSink, open_trace, trace_meta
 from moestream.unchanged import Unchanged
-from moestream.units import format_bytes, parse_size
+from moestream.units import parse_size
 
 #: Arguments of the parent that would put experts where the engine cannot stream them.
 _REFUSED_ARGUMENTS = {
@@ -54,7 +62,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     where a trace is recorded, which is of one budget). All other arguments are the parent's. ``n_batch`` is cut when
     the budget cannot hold a batch's experts.
 
-    Raises ModelError, BudgetError, AbiError, UsageError, EngagementError; while running ReadError and Cancelled.
+    Raises ModelError, BudgetError, AbiError, UsageError, EngagementError; while running ReadError and Cancelled, whose
+    ``tokens`` and ``text`` are what the call had generated. After a ReadError the next call tries again.
     Not thread-safe, as the parent; ``cancel`` and ``close`` may be called from any thread.
     """
 
@@ -86,6 +95,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._generating = False
         self._cancelled = False
         self._closed = False
+        self._processors = Processors(())
         #: Held while llama.cpp computes, so that ``close`` frees nothing under it.
         self._computing = threading.RLock()
         self._process = os.getpid()
@@ -111,8 +121,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             else:
                 self._load_streamed(cap, mechanism, strict, on_progress, _interpose, arguments)
             self._record_steps(sink)
-            if governor and sink is None:
-                self._govern()
+            if governor and sink is None and self._expert_limit is None and self._engine is not None:
+                self.governor = govern(self._engine, self.model_info, self.plan, self._computing)
         except BaseException:
             if sink is not None:
                 sink.discard()
@@ -147,7 +157,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             raise UsageError("use_mmap=False: the experts' addresses come from the mapping; leave it at True")
         # Before the memory is measured: reading a trace takes some.
         seeds = load_seeds(mechanism, self.model_info) if mechanism is not None else {}
-        self.plan = self._make_plan(cap, mechanism, arguments)
+        self.plan = plan_load(
+            self.model_info, cap, mechanism, arguments, self._recording_bytes, self.fallbacks
+        )
         self._engine, self.plan = build_core(
             self.model_info,
             self.plan,
@@ -176,40 +188,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         except BaseException:
             self.close()
             raise
-
-    def _make_plan(self, cap: int | None, mechanism: Mechanism | None, arguments: dict[str, Any]) -> Plan:
-        n_ctx = arguments.get("n_ctx", 512) or self.model_info.n_ctx_train
-        n_batch = min(n_ctx, arguments.get("n_batch", DEFAULT_STEP))
-        if arguments.get("n_batch", 0) > n_ctx:  # the parent allocates for it, and no step can be larger
-            arguments["n_batch"] = n_ctx
-        asked = arguments.get("n_ubatch")
-        box = Box()
-        limit = box.memory_limit()
-        # A cgroup keeps its limit in whole pages: less than one is the same number.
-        if cap is not None and cap >= limit.bytes + mmap.PAGESIZE > mmap.PAGESIZE:
-            self.fallbacks.append(
-                f"the cap {format_bytes(cap)} is above what this process may use: "
-                f"{format_bytes(limit.bytes)} ({limit.source}) is taken instead"
-            )
-            cap = limit.bytes
-        plan = plan_context(
-            self.model_info,
-            box,
-            cap,
-            mechanism,
-            n_ctx=n_ctx,
-            n_ubatch=min(n_batch, asked or DEFAULT_STEP),
-            base_bytes=process_bytes(self.model_info, process_memory().anon_bytes) + self._recording_bytes,
-            compute_share=1.0 if asked else COMPUTE_SHARE,
-            type_k=arguments.get("type_k"),
-            type_v=arguments.get("type_v"),
-            flash_attn=bool(arguments.get("flash_attn", False)),
-            n_outputs_max=rows_of_logits(arguments),
-            place=place_of(self.model_info.paths, box),
-        )
-        if plan.n_batch < n_batch:
-            arguments["n_batch"] = arguments["n_ubatch"] = plan.n_batch
-        return plan
 
     def _load_parent(self, arguments: dict[str, Any]) -> None:
         """The parent's constructor with its parameters completed and its mappings answered by the store."""
@@ -246,24 +224,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.close()
             raise
         set_abort_callback(self._ctx.ctx, engine.abort_callback, engine.address)
-
-    def _govern(self) -> None:
-        """Watch memory where the budget can move: an arena's, unless its policy or a measurement holds it fixed."""
-        engine, plan, mechanism = self._engine, self.plan, self.mechanism
-        if engine is None or plan is None or mechanism is None or self._expert_limit is not None:
-            return
-        if mechanism.store != "arena" or mechanism.file_of("policy") is not None or not plan.capacities:
-            return
-
-        def resize(capacities: Sequence[int]) -> Sequence[int]:
-            try:
-                return list(engine.resize(list(capacities)))
-            except _core.CoreError as error:
-                raise translate(error) from None
-
-        self.governor = Governor(
-            resize, slab_geometry(self.model_info), plan.capacities, plan.n_batch, self._computing
-        )
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -332,24 +292,49 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             if self._engine is not None:
                 self._engine.cancel(False)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Iterator[int]:
+    def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
         self._generating = False  # a generator that was left halfway does not own the next call
         self._begin_call()
         self._generating = True
-        tokens = super().generate(*args, **kwargs)
+        running = super().generate(tokens, *args, **kwargs)
         sent: Any = None
+        generated: list[int] = []
         try:
             while True:
                 with self._computing:
                     self._refuse_closed()
                     try:
-                        token = tokens.send(sent)
+                        token = running.send(sent)
                     except StopIteration:
                         return
+                generated.append(token)
                 sent = yield token
+        except MoestreamError as error:
+            error.tokens, error.text = generated, self._text(tokens, generated)
+            raise
         finally:
-            tokens.close()
+            running.close()
             self._generating = False
+
+    def _init_sampler(self, *args: Any, logits_processor: Any = None, **kwargs: Any) -> Any:
+        """The parent's, which calls ``logits_processor`` from C."""
+        self._processors = Processors(logits_processor or ())
+        return super()._init_sampler(
+            *args, logits_processor=self._processors if logits_processor else None, **kwargs
+        )
+
+    def sample(self, *args: Any, **kwargs: Any) -> int:
+        token = int(super().sample(*args, **kwargs))
+        self._processors.reraise()
+        return token
+
+    def _text(self, prompt: Sequence[int], generated: Sequence[int]) -> str:
+        """Of a call that ended early; empty where the model is closed by now."""
+        with self._computing:
+            if self._closed:
+                return ""
+            text: bytes = self.detokenize(list(generated), prev_tokens=list(prompt))
+            return text.decode("utf-8", "ignore")  # as the parent's completions
 
     def eval(self, tokens: Any) -> None:
         with self._computing:

@@ -14,11 +14,17 @@ MoestreamError            4  something failed that should have worked (a read, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class MoestreamError(Exception):
-    """Base of every error this package raises on purpose. The text is one line that names the thing and the remedy."""
+    """Base of every error this package raises on purpose. The text is one line that names the thing and the remedy.
+
+    ``tokens`` and ``text``: what the call that it ended had generated before."""
 
     exit_code = 4
+    tokens: Sequence[int] = ()
+    text: str = ""
 
 
 class ReadError(MoestreamError):

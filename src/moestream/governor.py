@@ -12,10 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import moestream._core as _core
+from moestream.assembly import translate
 from moestream.box import Box
 from moestream.errors import MoestreamError
-from moestream.geometry import Geometry, split_budget
+from moestream.geometry import Geometry, slab_geometry, split_budget
+from moestream.model import Model
+from moestream.plan import Plan
 from moestream.units import format_bytes
 
 #: How often memory is looked at.
@@ -143,6 +148,22 @@ class Governor:
         self._ended.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+
+def govern(engine: Any, model: Model, plan: Plan | None, computing: threading.RLock) -> Governor | None:
+    """A governor where the budget can move: an arena's, unless its policy holds it fixed. ``engine``: the core's."""
+    if plan is None or not plan.capacities or plan.mechanism.store != "arena":
+        return None
+    if plan.mechanism.file_of("policy") is not None:
+        return None
+
+    def resize(capacities: Sequence[int]) -> Sequence[int]:
+        try:
+            return list(engine.resize(list(capacities)))
+        except _core.CoreError as error:
+            raise translate(error) from None
+
+    return Governor(resize, slab_geometry(model), plan.capacities, plan.n_batch, computing)
 
 
 class Watch:

@@ -88,6 +88,32 @@ def test_truncated_after_load(mechanism: str, copy: Path, stock) -> None:
         same_answer(llama, stock, 7)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_generated_comes_with_the_error(stream: bool, copy: Path) -> None:
+    with load(copy, "arena+uring:24+lru") as llama:
+        asked = {"max_tokens": 60, "temperature": 0, "stream": stream}
+        expected = llama.create_completion("abc", max_tokens=60, temperature=0)["choices"][0]["text"]
+        llama.reset()
+        decode, steps, parts = llama._ctx.decode, 0, []
+
+        def step(batch: object) -> None:
+            nonlocal steps
+            steps += 1
+            if steps == 20:
+                os.truncate(copy, 1 << 16)
+            decode(batch)
+
+        llama._ctx.decode = step
+        with pytest.raises(moestream.ReadError) as raised:
+            for part in llama.create_completion("abc", **asked):
+                parts.append(part["choices"][0]["text"])
+    error = raised.value
+    assert len(error.tokens) >= 10
+    assert error.text and expected.startswith(error.text)
+    # The binding keeps back what is not yet a character; random weights write many that never are.
+    assert error.text.startswith("".join(parts)) and bool(parts) == stream
+
+
 @pytest.mark.parametrize("mechanism", ARENAS)
 def test_the_device_fails(mechanism: str, copy: Path, stock, tmp_path: Path) -> None:
     with load(copy, mechanism) as llama:

@@ -1,0 +1,285 @@
+"""A model's life in a process: opened often, beside others, in children, under signals, at the interpreter's end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from answers import answer, prompt_tokens
+from conftest import load, same_answer
+
+OPENS = Path(__file__).parents[2] / "tools" / "opens.py"
+#: The begin of every program here: one model, loaded in a line, and what it makes of three tokens.
+BEGIN = """
+import gc, os, signal, sys, threading, time
+import moestream
+from moestream.binding import llama_cpp
+def load(mechanism="arena", **arguments):
+    return moestream.Llama(sys.argv[1], ram="2GiB", mechanism=mechanism, n_ctx=512, n_threads=2, n_threads_batch=2,
+                           **arguments)
+def first(llama, prompt=(1, 5, 9)):
+    llama.reset()
+    return next(llama.generate(list(prompt), temp=0.0))
+"""
+
+
+def run(program: str, *words: object, code: int = 0) -> str:
+    """What a process of its own says: a crash or a hang there is not one here."""
+    command = [sys.executable, "-c", BEGIN + textwrap.dedent(program), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, (done.returncode, done.stderr)
+    assert "Fatal" not in done.stderr and "terminate called" not in done.stderr, done.stderr
+    if code == 0:
+        assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def test_opening_and_closing_leaves_nothing() -> None:
+    """A share of ``make opens``: the figures of 10,000 are in docs/reliability.md."""
+    words = [sys.executable, str(OPENS), "--cycles", "126", "--settled", "36"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "0 grew" in done.stdout
+
+
+def test_two_models_compute_at_the_same_time(tiny: Any, stock: Any) -> None:
+    """Each in a thread of its own, loaded there as well, one by its own pages and one by the page cache's."""
+    asked = {tiny("olmoe"): "arena+uring:8+lru+gate:1", tiny("qwen3moe"): "mapped+willneed"}
+    got: list[tuple[Path, int, int, Any]] = []
+    together = threading.Barrier(len(asked))
+
+    def work(path: Path, mechanism: str) -> None:
+        for seed in range(2):
+            together.wait(60)
+            with load(path, mechanism) as llama:
+                together.wait(60)
+                got.append((path, seed, llama.n_batch, answer(llama, prompt_tokens(60, 256, seed), 20)))
+
+    threads = [threading.Thread(target=work, args=each) for each in asked.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 4
+    for path, seed, n_batch, answered in sorted(got, key=lambda one: str(one[0])):
+        assert answered == stock(path, prompt_tokens(60, 256, seed), 20, 2, n_batch, n_batch)
+
+
+@pytest.mark.parametrize(
+    "mechanism", ["arena", "arena+threads:2+lru", "resident", "mapped+pread+background:1"]
+)
+def test_a_child_loads_a_model_of_its_own(mechanism: str, tiny: Any) -> None:
+    """After a fork of a process that has computed: with OpenMP's threads of the parent llama.cpp would hang."""
+    said = run(
+        """
+        llama = load(sys.argv[2])
+        expected = first(llama)
+        child = os.fork()
+        if child == 0:
+            with load(sys.argv[2]) as own:
+                assert first(own) == expected
+            del llama
+            gc.collect()
+            sys.exit()
+        assert os.waitpid(child, 0)[1] == 0
+        assert first(llama) == expected
+        llama.close()
+        print("both")
+        """,
+        tiny("olmoe"),
+        mechanism,
+    )
+    assert said == "both\n"
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_pool_of_processes(method: str, tiny: Any, tmp_path: Path) -> None:
+    program = tmp_path / "pool.py"
+    program.write_text(
+        BEGIN
+        + textwrap.dedent("""
+        import multiprocessing
+        llama = None
+        def inherited(_):
+            try:
+                return first(llama)
+            except moestream.UsageError as error:
+                return str(error)
+        def own(_):
+            with load("arena+threads:2") as mine:
+                return first(mine)
+        if __name__ == "__main__":
+            llama = load()
+            expected = first(llama)
+            context = multiprocessing.get_context(sys.argv[2])
+            with context.Pool(2) as pool:
+                assert pool.map(own, range(4)) == [expected] * 4
+                if sys.argv[2] == "fork":
+                    assert "before the process forked" in pool.map(inherited, range(1))[0]
+                assert first(llama) == expected
+            assert first(llama) == expected
+            llama.close()
+            print("all")
+        """)
+    )
+    words = [sys.executable, str(program), str(tiny("olmoe")), method]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "mechanism", ["arena", "arena+threads:2", "arena/buffered+sync+lru", "mapped+pread+willneed", "resident"]
+)
+def test_a_thousand_signals_a_second(mechanism: str, tiny: Any, stock: Any) -> None:
+    """Every system call of the load and of the run is interrupted at some time."""
+    heard = 0
+
+    def hear(number: int, frame: object) -> None:
+        nonlocal heard
+        heard += 1
+
+    before = signal.signal(signal.SIGALRM, hear)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        with load(tiny("olmoe"), mechanism) as llama:
+            same_answer(llama, stock, 40, steps=12)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert heard > 20
+
+
+@pytest.mark.parametrize("mechanism", ["arena", "arena+threads:2", "mapped+willneed"])
+@pytest.mark.parametrize("moment", ["load", "prompt", "text"])
+def test_a_keyboard_interrupt(moment: str, mechanism: str, tiny: Any, stock: Any) -> None:
+    """Reaches the caller, who can go on: with a new model after one in the load, else with the same."""
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    if moment == "load":
+        with pytest.raises(KeyboardInterrupt):
+            load(
+                tiny("olmoe"),
+                mechanism.replace("mapped+willneed", "mapped+pread+anon"),
+                on_progress=interrupt,
+            )
+    with load(tiny("olmoe"), mechanism) as llama:
+        decode, steps = llama._ctx.decode, 0
+
+        def step(batch: Any) -> None:
+            nonlocal steps
+            steps += 1
+            decode(batch)
+            if steps == {"prompt": 1, "text": 5}.get(moment):
+                interrupt()
+
+        llama._ctx.decode = step
+        if moment != "load":
+            with pytest.raises(KeyboardInterrupt):
+                for _ in llama.generate(prompt_tokens(150, llama.n_vocab()), temp=0.0):
+                    pass
+        same_answer(llama, stock, 40)
+
+
+ENDS = {
+    "returns": "running.join(0.3)",
+    "sys.exit": "running.join(0.3); sys.exit(0)",
+    "os._exit": "running.join(0.3); os._exit(0)",
+    "exception": "running.join(0.3); raise SystemExit(0)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "mechanism", ["arena+uring:8+lru+gate:2", "arena+threads:2+lru+previous", "mapped+willneed"]
+)
+def test_the_interpreter_ends_while_a_thread_generates(mechanism: str, end: str, tiny: Any) -> None:
+    run(
+        f"""
+        def endless():
+            while True:
+                for number, _ in enumerate(llama.generate([1, 5, 9], temp=0.0)):
+                    reached.set()
+                    if number == 300:
+                        break
+        llama = load(sys.argv[2])
+        reached = threading.Event()
+        running = threading.Thread(target=endless, daemon=True)
+        running.start()
+        reached.wait()
+        {ENDS[end]}
+        """,
+        tiny("olmoe"),
+        mechanism,
+    )
+
+
+@pytest.mark.parametrize("mechanism", ["arena+uring:8+lru+gate:2", "arena+threads:2+lru+gate:2", "resident"])
+def test_models_that_nobody_closes(mechanism: str, tiny: Any) -> None:
+    """At the end of the interpreter, in a cycle, by the last reference in another thread, after an exception."""
+    run(
+        """
+        llama = load(sys.argv[2])
+        llama.eval([1, 2, 3])
+        llama.itself = llama
+        del llama
+        gc.collect()
+        holder = [load(sys.argv[2])]
+        holder[0].eval([1, 2, 3])
+        thread = threading.Thread(target=holder.clear)
+        thread.start()
+        thread.join()
+        left = load(sys.argv[2])
+        running = left.generate([1, 5, 9], temp=0.0)
+        next(running)
+        """,
+        tiny("olmoe"),
+        mechanism,
+    )
+    run("llama = load(sys.argv[2]); llama.eval([1]); raise ValueError", tiny("olmoe"), mechanism, code=1)
+
+
+class Odd(Exception):
+    """What a caller's own function raises."""
+
+
+def raise_odd(*_: object) -> Any:
+    raise Odd
+
+
+@pytest.mark.parametrize("callback", ["logits_processor", "stopping_criteria", "stream", "on_step"])
+@pytest.mark.parametrize("mechanism", ["arena+uring:8+lru+gate:1", "mapped+pread+background:1"])
+def test_exceptions_of_the_callers_own(callback: str, mechanism: str, tiny: Any, stock: Any) -> None:
+    """Reach the caller as they were raised, and the model goes on."""
+    calls = {
+        "logits_processor": {"logits_processor": callbacks(raise_odd)},
+        "stopping_criteria": {"stopping_criteria": callbacks(raise_odd)},
+        "stream": {"stream": True},
+        "on_step": {},
+    }
+    with load(tiny("olmoe"), mechanism) as llama:
+        assert llama._recorder is not None
+        if callback == "on_step":
+            llama._recorder.on_step = raise_odd
+        with pytest.raises(Odd) as raised:
+            result = llama.create_completion("abc", max_tokens=9, temperature=0, **calls[callback])
+            for _ in result:
+                raise_odd()
+        assert raised.value.__cause__ is None
+        llama._recorder.on_step = None
+        same_answer(llama, stock, 40)
+
+
+def callbacks(function: Any) -> Any:
+    """The binding's two kinds of list of callbacks are both lists that call each."""
+    from llama_cpp import LogitsProcessorList
+
+    return LogitsProcessorList([function])
