@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,18 @@ def seen(path: Path) -> dict[str, Any]:
     """How the probe sees the file: in what multiples it is read directly, and what keeps it from being cold."""
     from moestream.box import direct_io_alignment
     from moestream.model import read_model
+    from moestream.probe.disk import QUICK, Disk
     from moestream.probe.sample import model_sample
 
     sample = model_sample(read_model(path))
+    disk = Disk(sample, replace(QUICK, rounds=1), None, uring=False, huge_pages=False)
     found = direct_io_alignment(path)
     return {
         "alignment": found.alignment,
         "reason": found.reason,
         "direct": sample.direct,
         "warm": sample.make_cold(sample.ranges),
+        "not_mapped": disk.measure(groups=("mapped-warm",)).reasons,
     }
 
 

@@ -152,6 +152,10 @@ def test_a_mapping_that_is_refused_is_one_line(visited: dict[str, Found | str]) 
     assert (done["code"], done["out"]) == (3, "")
     said = f"moestream: {found['model']} cannot be mapped (No such device): use arena"
     assert done["err"].splitlines() == [said]
+    reasons = found["seen"]["not_mapped"]
+    assert set(reasons.values()) == {f"{found['model']} cannot be mapped (No such device)"}, (
+        "the probe goes on"
+    )
 
 
 @pytest.mark.parametrize("ground", [grounds.BTRFS, grounds.XFS], ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from box_trees import GIB, MEMINFO, ROOT_MOUNT, V1_UNLIMITED, v1, v2, write
 from moestream.box import (
     Box,
     DiskRate,
+    device_name,
     direct_io_alignment,
     disk_rate,
     faults,
@@ -379,6 +381,14 @@ def test_disk_rate_is_remembered_for_a_day(tmp_path: Path, monkeypatch: pytest.M
     assert fresh.age_s < 60
     store.write_text("{ damaged")
     assert isinstance(disk_rate(path, 0.05), DiskRate)
+
+
+def test_a_number_that_mounts_share_is_no_devices_name(tmp_path: Path) -> None:
+    """What is kept of one network file system is not taken for the next one's."""
+    assert re.fullmatch(r"0:\d+-[0-9a-f]{12}", device_name("/proc/self/status"))
+    assert re.fullmatch(r"\d+:\d+(-[0-9a-f]{12})?", device_name(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        device_name(tmp_path / "absent")
 
 
 def test_disk_rate_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

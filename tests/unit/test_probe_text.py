@@ -119,9 +119,12 @@ def test_quiet_figures_are_not_doubted() -> None:
 
 def test_each_doubt_has_its_threshold_and_its_remedy() -> None:
     assert doubts(document(disk={"direct": False})) == [
-        "the file system refuses O_DIRECT: cold reads went through the page cache; put the model on one that has it "
-        "(ext4, xfs, btrfs) and probe again"
+        "O_DIRECT is refused: cold reads went through the page cache; put the model, not compressed, on ext4, xfs or "
+        "btrfs and probe again"
     ]
+    reason = "O_DIRECT of m.gguf: open: Invalid argument"
+    refused = doubts(document(disk={"direct": False, "direct_refusal": reason}))
+    assert refused[0].startswith(f"{reason}: cold reads went through the page cache")
     assert "own it, or copy it" in doubts(document(disk={"cold_checked": False}))[0]
     drifting = {"uring:8": rate(2e9, spread=0.51)}
     assert "random reads moved by 51% between rounds" in doubts(document(disk={"random": drifting}))[0]

@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from moestream.box.cage import Cage
 from moestream.box.cgroup import Mount
-from moestream.box.disk import DirectIo, DiskRate, cache_directory, direct_io_alignment, disk_rate
+from moestream.box.disk import (
+    DirectIo,
+    DiskRate,
+    cache_directory,
+    device_name,
+    direct_io_alignment,
+    disk_rate,
+)
 from moestream.box.facts import Box, Limit, Threads
 from moestream.box.filesystems import Place, hindrance, place_of
 from moestream.box.process import (
@@ -29,6 +36,7 @@ __all__ = [
     "ProcessMemory",
     "Threads",
     "cache_directory",
+    "device_name",
     "direct_io_alignment",
     "disk_rate",
     "faults",

@@ -67,7 +67,7 @@ def o_direct(directory: Path) -> str:
         directory = directory.parent
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".moestream-") as file:
-            file.write(bytes(_TRIED_BYTES))
+            file.write(os.urandom(_TRIED_BYTES))  # as a model is, and no file system packs it
             file.flush()
             os.fsync(file.fileno())
             found = direct_io_alignment(file.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import hashlib
 import json
 import mmap
 import os
@@ -56,24 +57,35 @@ def direct_io_alignment(path: str | Path) -> DirectIo:
     return DirectIo(alignment, f"O_DIRECT reads at multiples of {alignment} bytes, the tail included")
 
 
+def device_name(path: str | Path) -> str:
+    """What a file lies on, to remember figures by: ``major:minor``. File systems without one device of their own (a
+    network's, btrfs, overlays, FUSE) get a number when they are mounted, which the next one may get: there a hash
+    of what is mounted goes with it. Raises OSError."""
+    number = Path(path).stat().st_dev
+    name = f"{os.major(number)}:{os.minor(number)}"
+    mount = Box().filesystem(path)
+    if os.major(number) or mount is None:
+        return name
+    return f"{name}-{hashlib.sha256(f'{mount.kind} {mount.source}'.encode()).hexdigest()[:12]}"
+
+
 def disk_rate(path: str | Path, seconds: float = 0.5, *, max_age_s: float = MAX_AGE_S) -> DiskRate | None:
     """The rate of the device a file lies on: as measured at most ``max_age_s`` ago and remembered, or
     measured now in ``seconds`` (at most 1). None when the file is too small, not readable or in memory."""
     try:
-        status = Path(path).stat()
+        size, device = Path(path).stat().st_size, device_name(path)
     except OSError:
         return None
     if place_of([Path(path)], Box()).in_memory:
         return None
-    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     store = cache_directory() / "disk.json"
     remembered = _remembered(store).get(device)
     if remembered is not None and remembered.age_s <= max_age_s:
         return remembered
-    if status.st_size < 8 * _BLOCK:
+    if size < 8 * _BLOCK:
         return None
     try:
-        rate = _measure(path, status.st_size, min(seconds, 1.0))
+        rate = _measure(path, size, min(seconds, 1.0))
     except OSError:
         return None
     _remember(store, device, rate)

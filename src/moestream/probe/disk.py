@@ -39,6 +39,8 @@ ADVICE = {
     "readahead": ("normal", "readahead"),
     "fadvise": ("normal", "fadvise"),
 }
+#: Groups of cases that touch a mapping.
+_MAPPED = ("mapped-warm", "mapped-cold", "advice")
 #: A depth that would have more than this in flight says nothing a smaller one does not.
 _MOST_IN_FLIGHT = 512 << 20
 _BUFFER = 64 << 20
@@ -97,6 +99,8 @@ class Disk:
 
     def _prepare(self, case: Case) -> str:
         group, _, setting = case.key.partition("/")
+        if group in _MAPPED and "mapping" in self.sample.refusals:
+            return self.sample.refusals["mapping"]
         if case.warm:
             in_order = group == "sequential-warm"
             self._ranges = self.sample.sequential(0.0, self._warm_bytes) if in_order else self._warm
@@ -244,6 +248,7 @@ def tables(measured: Measured, sample: Sample) -> dict[str, Any]:
     ]
     return {
         "direct": sample.direct,
+        "direct_refusal": sample.refusals.get("direct"),
         "cold_checked": sample.checkable,
         "what": sample.what,
         "range_bytes": sample.range_bytes,

@@ -151,8 +151,8 @@ def doubts(document: dict[str, Any]) -> list[str]:
         found.append(f"the file lies on {hindered}")
     if not measured["direct"]:
         found.append(
-            "the file system refuses O_DIRECT: cold reads went through the page cache; put the model on one that "
-            "has it (ext4, xfs, btrfs) and probe again"
+            f"{measured.get('direct_refusal') or 'O_DIRECT is refused'}: cold reads went through the page cache; put "
+            "the model, not compressed, on ext4, xfs or btrfs and probe again"
         )
     if not measured["cold_checked"]:
         found.append(

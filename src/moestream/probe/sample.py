@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import random
 import tempfile
@@ -35,7 +36,8 @@ COLD_SHARE = 0.01
 class Sample:
     """Files and the ranges of them to read. ``what``: slabs or blocks; ``ranges`` are in random order and are taken
     one after another, so that no device cache has seen them lately. ``checkable``: the kernel says what of the
-    files is in the page cache."""
+    files is in the page cache. ``refusals``: why the files are not read past it (``direct``) or not mapped
+    (``mapping``)."""
 
     files: list[Path]
     what: str
@@ -45,6 +47,7 @@ class Sample:
     #: Of one route, where the sample is a model's: its experts' slabs together.
     route_bytes: int | None = None
     route_slabs: int = 8
+    refusals: dict[str, str] = field(default_factory=dict)
     #: The ranges by the bytes of their slab, in random order; {} where all slabs are of one size.
     by_size: dict[int, list[Range]] = field(default_factory=dict, repr=False)
     _next: dict[int | None, int] = field(default_factory=dict, repr=False)
@@ -220,7 +223,36 @@ def _sample(
     files: list[Path], what: str, ranges: list[Range], seed: int, route_bytes: int | None, route_slabs: int
 ) -> Sample:
     random.Random(seed).shuffle(ranges)
-    direct = all(direct_io_alignment(path).alignment is not None for path in files)
+    refused = [found.reason for path in files if (found := direct_io_alignment(path)).alignment is None]
+    unmapped = [reason for path in files if (reason := _unmappable(path))]
+    refusals = {"direct": refused, "mapping": unmapped}
+    return Sample(
+        files,
+        what,
+        ranges,
+        not refused,
+        all(_checkable(path) for path in files),
+        route_bytes,
+        route_slabs,
+        {name: reasons[0] for name, reasons in refusals.items() if reasons},
+    )
+
+
+def _checkable(path: Path) -> bool:
     # Of a file that is another user's and only readable the kernel claims that all of it is cached.
-    checkable = all(os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid() for path in files)
-    return Sample(files, what, ranges, direct, checkable, route_bytes, route_slabs)
+    if not os.access(path, os.W_OK) and path.stat().st_uid != os.geteuid():
+        return False
+    try:
+        resident_bytes(path, [(0, PAGE)])
+    except OSError:
+        return False
+    return True
+
+
+def _unmappable(path: Path) -> str:
+    """Why a file cannot be mapped as a model is; '' where it can."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ):
+            return ""
+    except OSError as error:
+        return f"{path} cannot be mapped ({error.strerror})"

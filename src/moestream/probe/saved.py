@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from moestream.box import Box, cache_directory
+from moestream.box import Box, cache_directory, device_name
 from moestream.errors import MoestreamError
 from moestream.files import read_json
 from moestream.model import Model
@@ -25,10 +25,9 @@ _RATES = ("disk_bytes_per_s", "compute_s_per_token")
 
 def identity(path: Path, model: Model | None) -> dict[str, Any]:
     """What a probe holds for: ``model`` (an identity; None: any), ``device`` (major:minor), ``kernel``, ``machine``."""
-    status = path.stat()
     return {
         "model": model.identity if model is not None else None,
-        "device": f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}",
+        "device": device_name(path),
         **this_box(),
     }
 
