@@ -102,8 +102,8 @@ class ByCachestat : public Hybrid {
   public:
     using Hybrid::Hybrid;
 
-    void open(const std::string& path, int, int) override {
-        if (const std::string why = cachestat_refused(path); !why.empty()) throw Error(ErrorKind::unsupported, why);
+    void open(const std::string& path, int fd, int) override {
+        if (const std::string why = cachestat_refused(path, fd); !why.empty()) throw Error(ErrorKind::unsupported, why);
     }
 
   private:

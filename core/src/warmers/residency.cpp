@@ -1,6 +1,5 @@
 #include "residency.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -33,11 +32,9 @@ int count_cached(int fd, uint64_t offset, uint64_t bytes, uint64_t& cached) {
     return 0;
 }
 
-std::string cachestat_refused(const std::string& path) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+std::string cachestat_refused(const std::string& path, int fd) {
     uint64_t cached = 0;
-    const int error = fd < 0 ? errno : count_cached(fd, 0, kPage, cached);
-    if (fd >= 0) close(fd);
+    const int error = count_cached(fd, 0, kPage, cached);
     if (error == 0) return "";
     return "cachestat is refused on " + path + " (" + std::strerror(error) +
            "): Linux 6.5 or newer has it for files of one's own, hybrid:mincore asks the same";
