@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moestream.binding import binding_version, low
+from moestream.box import allow_files
 from moestream.errors import BudgetError, ModelError, UsageError
 from moestream.loading import failed_assertion, loading
 from moestream.plan import ANYWHERE, MemoryFacts, Plan, make_plan
+from moestream.plan_limits import check_before, files_needed, within
 
 if TYPE_CHECKING:
     from moestream.box import Place
@@ -145,8 +147,10 @@ def plan_context(
     A smaller step takes smaller compute buffers as well as fewer experts at once, so where ``n_ubatch`` does
     not fit, half of it is measured and planned, and so on: ``plan.n_batch`` is the first that fits whole.
     So is a step whose compute buffers take more than ``compute_share`` of the cap from the experts.
-    ``options`` are ``measure_context``'s. Raises what the two raise; the BudgetError is that of single
-    tokens."""
+    ``options`` are ``measure_context``'s. Raises what the two raise, the BudgetError being that of single
+    tokens, and RefusedError for what else bounds this process (``plan_limits``)."""
+    check_before(model, mechanism, box.limits())
+    allow_files(files_needed(model))
     step = min(n_ubatch, n_ctx or model.n_ctx_train)
     while True:
         sizes = measure_context(model.paths[0], n_ctx, step, step, **options)
@@ -177,7 +181,7 @@ def plan_context(
             plan = replace(plan, reasons=(*plan.reasons, cut))
         else:
             plan = replace(plan, warnings=(*plan.warnings, cut))
-    return plan
+    return within(plan, model, box.limits())
 
 
 def rows_of_logits(arguments: dict[str, Any]) -> int:

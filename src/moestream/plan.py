@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from moestream.box import Limit, Place
+from moestream.box import Limit, Place, ProcessLimits
 from moestream.errors import BudgetError, UsageError
 from moestream.geometry import Geometry, slab_geometry, split_budget
 from moestream.mechanism import DEFAULT, Mechanism
@@ -39,6 +39,10 @@ class MemoryFacts(Protocol):
 
     def room(self) -> Limit:
         """Bytes a process could take now without paging or an OOM kill, and who allows no more."""
+        ...
+
+    def limits(self) -> ProcessLimits:
+        """What else bounds it."""
         ...
 
 

@@ -358,14 +358,6 @@ def test_strict_takes_what_engages(tiny) -> None:
         assert llama.fallbacks == []
 
 
-def test_address_space_limited(tiny) -> None:
-    """A limit on address space is an error that names it, not a crash."""
-    limit = 1 << 31
-    first = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))"
-    result = run_child(tiny("olmoe"), "1GiB", "arena+uring:24", first=first)
-    assert "error" not in result or "address space" in result["text"] or "memory" in result["text"]
-
-
 @pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "arena+threads:2", "mapped+willneed"])
 def test_load_interrupted(mechanism: str, tiny, stock) -> None:
     """An exception from the progress callback stops the load and leaves nothing behind."""

@@ -9,16 +9,21 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
+import resource
 import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from children import refusing, run_child
 from conftest import evicted, load, same_answer
+from ggufs import write_split
 from moestream import _core
 from moestream.box import Box, Cage
 from moestream.box.cgroup import groups
@@ -138,6 +143,115 @@ def test_locked_memory_is_counted_once_and_file_cache_never(tmp_path: Path) -> N
     assert 60 * MIB < int(taken) < 72 * MIB  # the kernel's own account lags by some pages a processor
     assert int(held) < 64 * MIB  # the interpreter; not the 96 MiB of the file
     assert "moestream-" in source
+
+
+# -- what a process may take --
+
+
+_USED = """
+import resource, sys, moestream.cli.run, moestream.engine
+from moestream.box import Box
+for number in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+    resource.setrlimit(number, (1 << 40, 1 << 40))
+print(getattr(Box().limits(), sys.argv[1]).used)
+"""
+
+
+@pytest.mark.parametrize("mechanism", ["arena", "resident", "mapped+willneed"])
+@pytest.mark.parametrize("kind", ["address", "data"])
+def test_the_limit_that_is_named_is_enough(kind: str, mechanism: str, tiny) -> None:
+    """One clear line before anything is loaded, and what it names works: the limit is raised to it until it runs."""
+    letter, number, free = {
+        "address": ("v", resource.RLIMIT_AS, 112 * MIB),
+        "data": ("d", resource.RLIMIT_DATA, 56 * MIB),
+    }[kind]
+    words = ("run", tiny("olmoe"), "-p", "a", "-n", 2, "--ctx", 64, "--ram", "1GiB", "--mechanism", mechanism)
+    # Enough to import everything, in the thread that loads.
+    limit, said = int(python(_USED, kind)) + free, []
+    for _ in range(3):
+        code, _, errors = run(*words, before=partial(resource.setrlimit, number, (limit, limit)))
+        if code == 0:
+            break
+        assert code == 3, errors
+        (line,) = errors.splitlines()
+        found = re.search(
+            rf"^moestream: {mechanism.partition('+')[0]} needs .*`ulimit -{letter} (\d+)`", line
+        )
+        assert found is not None, line
+        limit = int(found[1]) * 1024
+        said.append(line)
+    assert code == 0, said
+    # First what the model alone takes, then all of it, once the context's sizes are known.
+    assert 1 <= len(said) <= 2
+
+
+def test_many_shards_are_opened_as_far_as_the_hard_limit_goes(tiny, tmp_path: Path) -> None:
+    write_split(tiny("olmoe"), tmp_path / "many.gguf", 40)
+    shards = sorted(tmp_path.glob("many-*"))
+    assert len(shards) > 15
+    words = ("run", shards[7], "-p", "a", "-n", 2, "--ctx", 64, "--mechanism", "arena")
+    code, _, errors = run(*words, before=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (40, 400)))
+    assert code == 0, errors
+    code, _, errors = run(*words, before=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (40, 40)))
+    assert code == 3
+    (line,) = errors.splitlines()
+    found = re.search(rf"{len(shards)} shards take \d+ open files .*raise `ulimit -n` to (\d+) ", line)
+    assert found is not None, line
+    enough = int(found[1])
+    code, _, errors = run(*words, before=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (40, enough)))
+    assert code == 0, errors
+
+
+_LOCKED = """
+import sys, moestream
+from moestream.box import process_memory
+with moestream.Llama(sys.argv[1], ram="1GiB", mechanism=sys.argv[2], n_ctx=64) as llama:
+    print(process_memory().locked_bytes, *llama.fallbacks, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("mechanism", ["resident+mlock", "arena+mlock", "mapped+willneed+mlock"])
+def test_a_lock_goes_as_far_as_it_may_and_names_what_is_enough(mechanism: str, tiny) -> None:
+    """The soft limit is raised to the hard one; what that allows is locked; the line's number locks all of it."""
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root without setpriv: the limit does not bind")
+    path = tiny("olmoe")
+    free = ("setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "--") if os.geteuid() == 0 else ()
+
+    def locked(hard: int) -> tuple[int, list[str]]:
+        first = f"import resource; resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, {hard}))"
+        count, *said = python(first + _LOCKED, path, mechanism, prefix=free).splitlines()
+        return int(count), said
+
+    hard, most = 400 << 10, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    if most != resource.RLIM_INFINITY and most < hard:
+        pytest.skip("this session's hard limit of locked memory is too low")
+    count, said = locked(hard)
+    assert hard - (16 << 10) <= count <= hard
+    (line,) = [line for line in said if "mlock" in line]
+    found = re.search(
+        r"`ulimit -l (\d+)` \(systemd: LimitMEMLOCK=(\d+), docker: --ulimit memlock=(\d+)\)", line
+    )
+    assert found is not None, line
+    assert found[2] == found[3]
+    if most != resource.RLIM_INFINITY and most < int(found[2]):
+        return  # what is enough is more than may be had here
+    count, said = locked(int(found[2]))
+    assert not [line for line in said if "mlock" in line]
+    assert hard < count <= int(found[2])
+
+
+def test_plan_tells_of_a_lock_before_the_load(tiny) -> None:
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root without setpriv: the limit does not bind")
+    free = ("setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "--") if os.geteuid() == 0 else ()
+    words = ("plan", tiny("olmoe"), "--ctx", 64, "--mechanism", "arena+mlock")
+    code, out, errors = run(
+        *words, prefix=free, before=partial(resource.setrlimit, resource.RLIMIT_MEMLOCK, (8192, 8192))
+    )
+    assert code == 0, errors
+    assert "lock: 8.19 kB of " in out
+    assert "--ulimit memlock=" in out
 
 
 # -- system calls that an old kernel lacks or a sandbox forbids --

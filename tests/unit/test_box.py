@@ -240,7 +240,7 @@ def test_kernel_settings(tmp_path: Path) -> None:
         tmp_path,
         {
             "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
-            "proc/self/limits": "Max locked memory         8388608              unlimited            bytes\n",
+            "proc/self/limits": "Max locked memory         65536                8388608              bytes\n",
             "proc/sys/vm/max_map_count": "1048576\n",
             "proc/sys/kernel/osrelease": "6.1.0-test\n",
         },

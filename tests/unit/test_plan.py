@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ggufs import moe_tensors, write_gguf
-from moestream.box import DiskRate, Limit
+from moestream.box import DiskRate, Limit, ProcessLimits
 from moestream.cli.plan import plan as plan_command
 from moestream.dryrun import ContextSizes, measure_context, plan_context
 from moestream.errors import BudgetError, ModelError, UsageError
@@ -34,6 +34,9 @@ class _Box:
 
     def room(self) -> Limit:
         return Limit(self.available, "MemAvailable")
+
+    def limits(self) -> ProcessLimits:
+        return ProcessLimits()
 
 
 def _model(banks: list[list[tuple[int, int, int]]], *, count: int, used: int, start: int = 1000) -> Model:

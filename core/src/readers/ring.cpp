@@ -11,6 +11,7 @@
 #include <string>
 
 #include "moestream/error.h"
+#include "stores/pages.h"
 
 namespace moestream {
 namespace {
@@ -50,6 +51,11 @@ void Ring::set_up(uint32_t depth) {
     params.flags = kSetupFlags;
     // The kernel makes the descriptor close-on-exec.
     ring_.fd = static_cast<int>(syscall(SYS_io_uring_setup, depth, &params));
+    if (ring_.fd < 0 && errno == ENOMEM) {  // rings count as locked memory
+        raise_lock_limit();
+        ring_.fd = static_cast<int>(syscall(SYS_io_uring_setup, depth, &params));
+        if (ring_.fd < 0 && errno == ENOMEM) refuse("its rings count as locked memory: raise `ulimit -l`");
+    }
     if (ring_.fd < 0) refuse("io_uring_setup", errno);
     if ((params.features & kFeatures) != kFeatures) refuse("the kernel is older than 5.6");
     map(rings_,

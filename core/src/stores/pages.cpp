@@ -1,6 +1,7 @@
 #include "pages.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <cerrno>
@@ -112,6 +113,13 @@ std::string populate_refused() {
     if (error == 0) return "";
     return std::string("MADV_POPULATE_WRITE is refused (") + std::strerror(error) +
            "): Linux 5.14 or newer has it, where no sandbox forbids it";
+}
+
+void raise_lock_limit() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_MEMLOCK, &limit);  // up to one's own hard limit it is never refused
 }
 
 uint64_t now_ns() {

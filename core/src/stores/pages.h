@@ -36,6 +36,9 @@ int move_pages(char* from, char* to, size_t bytes, bool restore);
 std::string move_refused();
 std::string populate_refused();
 
+// Raises this process's own limit of locked memory as far as it may.
+void raise_lock_limit();
+
 uint64_t now_ns();
 
 }  // namespace moestream

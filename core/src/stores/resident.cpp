@@ -41,10 +41,8 @@ class ResidentStore : public ShardedStore {
             read_range(*reader_, s, {region.begin, region.end});
             drain(*reader_, s, 0);
             region.loaded = true;
-            if (options_.dense == "mlock" && mlock(region.base, region.bytes) != 0) {
-                options_.fallback("mlock of the model is refused: raise `ulimit -l`");
-            }
         }
+        if (options_.dense == "mlock") lock_resident();
     }
     void set_capacities(std::span<const uint32_t>) override {}
     bool streams() const override { return false; }
@@ -59,6 +57,10 @@ class ResidentStore : public ShardedStore {
     StoreCounters counters() const override { return counters_; }
 
   private:
+    std::vector<Geometry::Range> to_lock(uint32_t shard) const override {
+        return {{regions_[shard].begin, regions_[shard].end}};
+    }
+
     std::unique_ptr<Reader> reader_;
 };
 

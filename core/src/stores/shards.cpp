@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <utility>
 
@@ -22,6 +25,31 @@ constexpr uint64_t kLoadRequest = uint64_t{1} << 20;
 constexpr size_t kLoadQueued = 256;
 
 const char* reason(int error) { return error == ENODATA ? "the file ends early" : std::strerror(error); }
+
+// As much from `begin` on as may be locked: halves tell how far a limit goes. `error`: what ended it.
+uint64_t lock_pages(char* begin, uint64_t bytes, int& error) {
+    if (mlock(begin, bytes) == 0) return bytes;
+    error = errno;
+    if (bytes <= kPage) return 0;
+    const uint64_t half = bytes / kPage / 2 * kPage;
+    const uint64_t first = lock_pages(begin, half, error);
+    return first < half ? first : half + lock_pages(begin + half, bytes - half, error);
+}
+
+// What this process has locked counts against its limit.
+uint64_t locked_bytes() {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+        unsigned long kilobytes = 0;
+        if (std::sscanf(line.c_str(), "VmLck: %lu kB", &kilobytes) == 1) return uint64_t{kilobytes} << 10;
+    }
+    return 0;
+}
+
+bool lock_limited() {
+    rlimit limit{};
+    return getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+}
 
 }  // namespace
 
@@ -246,20 +274,31 @@ void ShardedStore::forget_load(uint32_t shard) const {
 }
 
 void ShardedStore::lock_resident() {
-    uint64_t refused = 0;
+    uint64_t wanted = 0, locked = 0;
     int error = 0;
+    const uint64_t before = locked_bytes();
+    raise_lock_limit();
     for (uint32_t s = 0; s < regions_.size(); ++s) {
         if (regions_[s].base == nullptr || regions_[s].locked) continue;
         regions_[s].locked = true;
-        for (const auto& range : resident(s)) {
-            if (mlock(regions_[s].base + range.begin, range.end - range.begin) == 0) continue;
-            error = errno;
-            refused += range.end - range.begin;
+        // Where not all may be locked, what lies first should go without: mostly the table of tokens, of which each
+        // token uses one row.
+        const auto ranges = to_lock(s);
+        for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
+            const uint64_t begin = range->begin / kPage * kPage;
+            const uint64_t bytes = (range->end - begin + kPage - 1) / kPage * kPage;
+            wanted += bytes;
+            locked += lock_pages(regions_[s].base + begin, bytes, error);
         }
     }
-    if (refused == 0) return;
-    options_.fallback("mlock of " + std::to_string(refused) + " dense bytes is refused (" + std::strerror(error) +
-                      "): raise `ulimit -l` (systemd: LimitMEMLOCK=, docker: --ulimit memlock=)");
+    if (locked == wanted) return;
+    const std::string said = "mlock of " + std::to_string(wanted - locked) + " of " + std::to_string(wanted) +
+                             " bytes is refused (" + std::strerror(error) + "): ";
+    const std::string enough = std::to_string(before + wanted);
+    options_.fallback(said + (lock_limited() ? "`ulimit -l " + std::to_string((before + wanted + 1023) / 1024) +
+                                                   "` (systemd: LimitMEMLOCK=" + enough +
+                                                   ", docker: --ulimit memlock=" + enough + ") is enough"
+                                             : "no limit forbids it, the memory is not to be had"));
 }
 
 }  // namespace moestream

@@ -42,8 +42,10 @@ class ShardedStore : public Store {
     void drain(Reader& reader, uint32_t shard, size_t down_to);
     // Everything that is not movable, of the shards mapped since the last call, into memory that is already reserved.
     void read_resident(Reader& reader);
-    // mlock of the resident ranges; a refusal is a named fallback.
+    // mlock of what `to_lock` names, of the shards mapped since the last call, as far as a limit goes; what is refused is
+    // a named fallback.
     void lock_resident();
+    virtual std::vector<Geometry::Range> to_lock(uint32_t shard) const { return resident(shard); }
     // The same of a file mapping, asked for by name first so that no fault reads ahead into slabs. Throws
     // Error(refused) where the kernel takes no advice.
     void lock_exactly();

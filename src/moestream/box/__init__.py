@@ -15,6 +15,7 @@ from moestream.box.disk import (
 )
 from moestream.box.facts import Box, Limit, Threads
 from moestream.box.filesystems import Place, hindrance, place_of
+from moestream.box.limits import Bound, ProcessLimits, allow_files
 from moestream.box.process import (
     Faults,
     ProcessMemory,
@@ -25,6 +26,7 @@ from moestream.box.process import (
 )
 
 __all__ = [
+    "Bound",
     "Box",
     "Cage",
     "DirectIo",
@@ -33,8 +35,10 @@ __all__ = [
     "Limit",
     "Mount",
     "Place",
+    "ProcessLimits",
     "ProcessMemory",
     "Threads",
+    "allow_files",
     "cache_directory",
     "device_name",
     "direct_io_alignment",

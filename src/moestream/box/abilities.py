@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -46,10 +45,10 @@ def huge() -> str:
 
 def mlock() -> str:
     """Leave to lock more than a handful of pages."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if os.geteuid() == 0 or soft == resource.RLIM_INFINITY or soft >= 1 << 30:
+    lock = Box().limits().lock
+    if lock is None or lock.limit >= 1 << 30:
         return ""
-    return f"only {soft >> 10} KiB may be locked: raise `ulimit -l`"
+    return f"only {lock.limit >> 10} KiB may be locked: raise `ulimit -l`"
 
 
 def cap() -> str:

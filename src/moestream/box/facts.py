@@ -6,12 +6,13 @@ import hashlib
 import os
 import platform
 import re
-import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moestream.box.cgroup import Mount, cpu_quota, groups, read_mounts
+from moestream.box.limits import ProcessLimits, Rlimits
+from moestream.units import format_bytes
 
 #: Where a machine's id is kept, first come first read.
 _MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
@@ -173,13 +174,24 @@ class Box:
         return next((word[1:-1] for word in words if word.startswith("[")), "absent")
 
     def memlock_limit_bytes(self) -> int | None:
-        """What this process may lock; None without a limit."""
-        soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-        for line in self._text("proc/self/limits").splitlines():
-            if line.startswith("Max locked memory"):
-                word = line.split()[3]
-                return int(word) if word.isdigit() else None
-        return None if soft == resource.RLIM_INFINITY else soft
+        """What this process may lock, raising its own limit as far as it may; None without a limit."""
+        lock = self._rlimits().lock()
+        return None if lock is None else lock.limit
+
+    def limits(self) -> ProcessLimits:
+        """What bounds this process beside its memory, and what it uses of that now."""
+        found = self._rlimits()
+        return ProcessLimits(
+            address=found.address(),
+            data=found.data(),
+            commit=found.commit(),
+            lock=found.lock(),
+            files=found.files(),
+            mappings=self.max_map_count(),
+            threads=self.cpus(),
+            swap=self._swap_said() if self.may_swap() else "",
+            numa_nodes=self.numa_nodes(),
+        )
 
     def max_map_count(self) -> int:
         """Most mappings of one process (the kernel's own default when it does not say)."""
@@ -208,6 +220,13 @@ class Box:
             "memlock_bytes": self.memlock_limit_bytes(),
             "max_map_count": self.max_map_count(),
         }
+
+    def _rlimits(self) -> Rlimits:
+        return Rlimits(self.root, self._text, self._meminfo())
+
+    def _swap_said(self) -> str:
+        said = [f"{format_bytes(swap['bytes'])} of {swap['kind']}" for swap in self.swaps()]
+        return ", ".join(said) + (", packed by zswap" if self.zswap() else "")
 
     def _shown(self, path: Path) -> str:
         return f"/{path.relative_to(self.root)}"
