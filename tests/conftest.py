@@ -140,12 +140,8 @@ def told_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, 
 
     real = assembly._core.Engine
 
-    class Core:
-        CoreError = assembly._core.CoreError
+    def build(**arguments: Any) -> Any:
+        change(arguments)
+        return real(**arguments)
 
-        @staticmethod
-        def Engine(**arguments: Any) -> Any:
-            change(arguments)
-            return real(**arguments)
-
-    monkeypatch.setattr(assembly, "_core", Core)
+    monkeypatch.setattr(assembly._core, "Engine", build)

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from children import refusing, run_child
-from conftest import evicted, load, same_answer
+from conftest import evicted, load, same_answer, told_otherwise
 from ggufs import write_split
 from moestream import _core
 from moestream.box import Box, Cage
@@ -328,8 +328,10 @@ def test_vacated_ranges_are_mapped_again_where_mappings_are_few(tiny, stock, mon
     """The limit is the machine's: what is read of it is replaced, what follows from it is real."""
     grown = []
     for most in (1 << 20, 400):
-        monkeypatch.setattr(Box, "max_map_count", lambda self, most=most: most)
-        with load(tiny("olmoe"), "arena+sync+lru", threads=1) as llama:
+        with monkeypatch.context() as patch:
+            told_otherwise(patch, lambda arguments, most=most: arguments.update(max_mappings=most))
+            llama = load(tiny("olmoe"), "arena+sync+lru", threads=1)
+        with llama:
             before = _mappings()
             same_answer(llama, stock, 12, steps=3)
             assert evicted(llama)
