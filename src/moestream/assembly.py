@@ -167,11 +167,14 @@ def plan_load(
     cap: int | None,
     mechanism: Mechanism | None,
     arguments: dict[str, Any],
+    *,
     recording_bytes: int,
+    governed: bool,
     fallbacks: list[str],
 ) -> Plan:
     """The plan of a load with the parent's ``arguments``, whose batch is cut to what the plan can hold. A cap above
-    what this process may use is cut as well, and said in ``fallbacks``. Raises BudgetError."""
+    what this process may use is cut as well, and one above what it could take now where a governor would give that
+    back at once (``governed``); ``fallbacks`` says so. Raises BudgetError."""
     n_ctx = arguments.get("n_ctx", 512) or model.n_ctx_train
     n_batch = min(n_ctx, arguments.get("n_batch", DEFAULT_STEP))
     if arguments.get("n_batch", 0) > n_ctx:  # the parent allocates for it, and no step can be larger
@@ -186,24 +189,40 @@ def plan_load(
             f"{format_bytes(limit.bytes)} ({limit.source}) is taken instead"
         )
         cap = limit.bytes
-    plan = plan_context(
-        model,
-        box,
-        cap,
-        mechanism,
-        n_ctx=n_ctx,
-        n_ubatch=min(n_batch, asked or DEFAULT_STEP),
-        base_bytes=process_bytes(model, process_memory().anon_bytes) + recording_bytes,
-        compute_share=1.0 if asked else COMPUTE_SHARE,
-        type_k=arguments.get("type_k"),
-        type_v=arguments.get("type_v"),
-        flash_attn=bool(arguments.get("flash_attn", False)),
-        n_outputs_max=rows_of_logits(arguments),
-        place=place_of(model.paths, box),
-    )
+    used = process_memory().anon_bytes
+    above = _above_what_there_is(cap, mechanism, box, used) if governed else None
+    try:
+        plan = plan_context(
+            model,
+            box,
+            None if above else cap,
+            mechanism,
+            n_ctx=n_ctx,
+            n_ubatch=min(n_batch, asked or DEFAULT_STEP),
+            base_bytes=process_bytes(model, used) + recording_bytes,
+            compute_share=1.0 if asked else COMPUTE_SHARE,
+            type_k=arguments.get("type_k"),
+            type_v=arguments.get("type_v"),
+            flash_attn=bool(arguments.get("flash_attn", False)),
+            n_outputs_max=rows_of_logits(arguments),
+            place=place_of(model.paths, box),
+        )
+    except BudgetError as error:
+        raise BudgetError(f"{above}: {error}", error.smallest_bytes) if above else error from None
+    if above:
+        fallbacks.append(f"{above}: {format_bytes(plan.cap_bytes)} is taken instead")
     if plan.n_batch < n_batch:
         arguments["n_batch"] = arguments["n_ubatch"] = plan.n_batch
     return plan
+
+
+def _above_what_there_is(cap: int | None, mechanism: Mechanism | None, box: Box, used: int) -> str | None:
+    """Why a cap cannot be had now, where a governor would give the difference back at once; else None."""
+    room = box.room()
+    if cap is None or cap <= room.bytes + used or (mechanism is not None and mechanism.store != "arena"):
+        return None
+    there = f"{format_bytes(room.bytes + used)} there are for this process now ({room.source})"
+    return f"the cap {format_bytes(cap)} is above the {there}"
 
 
 def give_budget(

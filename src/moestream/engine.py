@@ -101,6 +101,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._process = os.getpid()
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
         self._expert_limit = _expert_bytes
+        self._governed = governor and trace is None and _expert_bytes is None
         self._recording_bytes = WORKING_BYTES if trace is not None else 0
         self.fallbacks: list[str] = unproven(i_know)
         self.model_info: Model = read_model(model_path)
@@ -121,7 +122,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             else:
                 self._load_streamed(cap, mechanism, strict, on_progress, _interpose, arguments)
             self._record_steps(sink)
-            if governor and sink is None and self._expert_limit is None and self._engine is not None:
+            if self._governed and self._engine is not None:
                 self.governor = govern(self._engine, self.model_info, self.plan, self._computing)
         except BaseException:
             if sink is not None:
@@ -158,7 +159,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         # Before the memory is measured: reading a trace takes some.
         seeds = load_seeds(mechanism, self.model_info) if mechanism is not None else {}
         self.plan = plan_load(
-            self.model_info, cap, mechanism, arguments, self._recording_bytes, self.fallbacks
+            self.model_info,
+            cap,
+            mechanism,
+            arguments,
+            recording_bytes=self._recording_bytes,
+            governed=self._governed,
+            fallbacks=self.fallbacks,
         )
         self._engine, self.plan = build_core(
             self.model_info,

@@ -23,14 +23,19 @@ from moestream.model import Model
 from moestream.plan import Plan
 from moestream.units import format_bytes
 
-#: How often memory is looked at.
-PERIOD_S = 0.1
+#: How often memory is looked at; the second where so little is left that a fast neighbour could take it meanwhile.
+PERIOD_S, CLOSE_PERIOD_S = 0.1, 0.05
 #: Below this much left (or half of what the load left, where that is less) pages are given back.
 LOW_BYTES = 256 << 20
 #: Share of the last ten seconds in which somebody stalled for memory, percent, that counts as want.
 STALLED_PERCENT = 10.0
 #: What is given back at once, at least, and what is taken again: shares of the planned budget.
 GIVE_SHARE, TAKE_SHARE = 1 / 8, 1 / 16
+#: Memory left, in multiples of what counts as want, below which it is looked at more often.
+CLOSE = 4
+#: What others take is expected to go on at its rate for as long as it takes to answer: two looks and a step, which is
+#: believed to last this long at most.
+LONGEST_STEP_S = 2.0
 #: Seconds without want before pages are taken again, and between two such steps.
 CALM_S = 5.0
 
@@ -62,28 +67,41 @@ class Change:
 
 
 class Decision:
-    """What the budget should be, from what is left of memory: no clock and no kernel of its own."""
+    """What the budget should be, from what is left of memory: no clock and no kernel of its own. ``least_step``: bytes
+    by which a budget can grow at all."""
 
-    def __init__(self, planned: int, floor: int, left_at_load: int) -> None:
+    def __init__(self, planned: int, floor: int, left_at_load: int, least_step: int = 1) -> None:
         self.planned, self.floor = planned, min(floor, planned)
         self.low = min(LOW_BYTES, left_at_load // 2)
+        self._least_step = least_step
         self._calm_since: float | None = None
+        self._seen: tuple[float, int, int] | None = None
 
-    def __call__(self, held: int, memory: Memory, now: float) -> int:
-        """Bytes of experts to hold from now on, where ``held`` are held."""
-        short = self.low - memory.left_bytes
-        stalls = memory.stalled_percent > STALLED_PERCENT and memory.left_bytes < 2 * self.low
+    def __call__(self, held: int, memory: Memory, now: float, answer_s: float = 0.0) -> int:
+        """Bytes of experts to hold from now on, where ``held`` are held and ``answer_s`` passes before it is so."""
+        left = memory.left_bytes - self._taken_meanwhile(held, memory.left_bytes, now, answer_s)
+        short = self.low - left
+        stalls = memory.stalled_percent > STALLED_PERCENT and left < 2 * self.low
         if short > 0 or stalls:
             self._calm_since = None
             return max(self.floor, held - max(short, int(self.planned * GIVE_SHARE)))
         if self._calm_since is None:
             self._calm_since = now
-        step = min(int(self.planned * TAKE_SHARE), self.planned - held)
+        step = min(max(int(self.planned * TAKE_SHARE), self._least_step), self.planned - held)
         # What is taken must not bring the want back.
-        if step > 0 and now - self._calm_since >= CALM_S and memory.left_bytes - step > 2 * self.low:
+        if step > 0 and now - self._calm_since >= CALM_S and left - step > 2 * self.low:
             self._calm_since = now
             return held + step
         return held
+
+    def _taken_meanwhile(self, held: int, left: int, now: float, answer_s: float) -> int:
+        """What others will have taken before an answer to it counts, at their rate since the last look."""
+        before, self._seen = self._seen, (now, left, held)
+        if before is None or now <= before[0]:
+            return 0
+        then, left_then, held_then = before
+        taken = left_then + max(0, held_then - held) - left
+        return max(0, int(taken * answer_s / (now - then)))
 
 
 class Governor:
@@ -104,10 +122,15 @@ class Governor:
         self._computing = computing
         self._held = geometry.bytes_of(capacities)
         floor = geometry.bytes_of(geometry.smallest(n_batch))
-        self.decide = Decision(self._held, floor, self._look().left_bytes)
+        left = self._look().left_bytes
+        decide = Decision(self._held, floor, left, max(part.pool_bytes(1) for part in geometry.parts))
+        self._close = CLOSE * decide.low
+        self.decide: Callable[[int, Memory, float, float], int] = decide
         self._wanted = self._held
-        self._left = 0
-        self._began = time.monotonic()
+        self._left = left
+        self._step_s = 0.0
+        self._began = self._stepped = time.monotonic()
+        self._raised: BaseException | None = None
         self._ended = threading.Event()
         self.changes: list[Change] = []
         self.on_change: Callable[[Change], None] | None = None
@@ -115,7 +138,16 @@ class Governor:
         self._thread.start()
 
     def step(self) -> None:
-        """Between two steps: bring the budget to what is wanted. Called by whoever computes."""
+        """Between two steps: bring the budget to what is wanted. Called by whoever computes. Raises what ``on_change``
+        raised in the watching thread."""
+        now = time.monotonic()
+        self._step_s, self._stepped = min(now - self._stepped, LONGEST_STEP_S), now
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+        self._move()
+
+    def _move(self) -> None:
         if self._wanted == self._held:
             return
         before = self._held
@@ -130,17 +162,22 @@ class Governor:
             self.on_change(change)
 
     def _watch(self) -> None:
-        while not self._ended.wait(PERIOD_S):
+        period = PERIOD_S
+        while not self._ended.wait(period):
             memory = self._look()
             self._left = memory.left_bytes
-            self._wanted = self.decide(self._held, memory, time.monotonic())
+            period = CLOSE_PERIOD_S if memory.left_bytes < self._close else PERIOD_S
+            answer_s = 2 * period + self._step_s
+            self._wanted = self.decide(self._held, memory, time.monotonic(), answer_s)
             # Somebody computes: the change waits for the end of that step.
             if self._wanted != self._held and self._computing.acquire(blocking=False):
                 try:
                     if not self._ended.is_set():
-                        self.step()
+                        self._move()
                 except MoestreamError:
                     return  # the store has failed, and says so at the next step
+                except BaseException as error:  # a listener's: whoever computes next is to hear of it
+                    self._raised = error
                 finally:
                     self._computing.release()
 

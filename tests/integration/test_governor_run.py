@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
+import moestream
 from answers import answer, prompt_tokens
 from children import child_command, child_result, run_child
 from conftest import load, same_answer
-from moestream.box import Cage, process_memory
+from moestream.box import Box, Cage, Limit, process_memory
+from moestream.errors import BudgetError
 from moestream.geometry import slab_geometry, split_budget
 
 SHAPE = "tiny,experts=64,layers=8,ff=1024"
@@ -57,32 +60,33 @@ def test_what_is_given_back_is_the_system_s_again(tiny: Any) -> None:
         assert process_memory().anon_bytes > before - 0.5 * given
 
 
-#: Takes memory in small steps until it has what it wants, keeps it, and says so.
+#: Takes memory in small steps, so many seconds apart, until it has what it wants, keeps it, and says so.
 _HOG = """
 import sys, time
 held = []
 for _ in range(int(sys.argv[1]) // (2 << 20)):
     held.append(bytearray(b"x") * (2 << 20))
-    time.sleep(0.05)
+    time.sleep(float(sys.argv[2]))
 print("has it", flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_neighbour_that_wants_memory_gets_it(tiny: Any, stock: Any) -> None:
-    """Both in one cgroup that is too small for what both want."""
+@pytest.mark.parametrize(("free", "pause_s"), [(24 << 20, 0.05), (384 << 20, 0.0)])
+def test_a_neighbour_that_wants_memory_gets_it(free: int, pause_s: float, tiny: Any, stock: Any) -> None:
+    """Both in one cgroup that is too small for what both want; the second takes it as fast as it can be had."""
     available, why = Cage.available()
     if not available:
         pytest.skip(f"no memory cgroup: {why}")
     path = tiny("olmoe", SHAPE)
     cap = run_child(path, 1, "arena")["smallest_bytes"] + (48 << 20)
-    hog_bytes = 40 << 20
-    with Cage(cap + (24 << 20)) as cage:
+    hog_bytes = free + (16 << 20)
+    with Cage(cap + free) as cage:
         question = child_command(path, cap, "arena", length=20, steps=300, governor=True)
         with cage.popen(question, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as model:
             assert model.stderr is not None
             assert model.stderr.readline() == "loaded\n"
-            wants = [sys.executable, "-c", _HOG, str(hog_bytes)]
+            wants = [sys.executable, "-c", _HOG, str(hog_bytes), str(pause_s)]
             with cage.popen(wants, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hog:
                 assert hog.stdout is not None
                 said = hog.stdout.readline()
@@ -95,3 +99,27 @@ def test_a_neighbour_that_wants_memory_gets_it(tiny: Any, stock: Any) -> None:
     assert any(change["bytes"] < change["before_bytes"] for change in result["governor"]), result["governor"]
     expected = stock(path, prompt_tokens(20, 320), 300, 2, result["n_batch"], result["n_batch"])
     assert tuple(result["digests"]) == expected.digests
+
+
+def test_a_cap_above_what_there_is_now(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a governor, which would give it back at once, what there is is taken; without one the cap is as asked."""
+    path = tiny("olmoe")
+    monkeypatch.setattr(Box, "room", lambda box: Limit(3 << 30, "MemAvailable"))
+    asked = {"ram": "8GiB", "mechanism": "arena", "n_ctx": 256}
+    with moestream.Llama(path, **asked) as llama:
+        assert llama.plan.cap_bytes < 3 << 30
+        (said,) = llama.fallbacks
+        assert re.fullmatch(
+            r"the cap 8\.\S+ GB is above the 3\.\S+ GB there are for this process now \(MemAvailable\): "
+            r"2\.\S+ GB is taken instead",
+            said,
+        )
+    with moestream.Llama(path, governor=False, **asked) as llama:
+        assert llama.plan.cap_bytes == 8 << 30
+        assert llama.fallbacks == []
+        assert any("is more than there is" in line for line in llama.plan.warnings)
+    monkeypatch.setattr(Box, "room", lambda box: Limit(10 << 20, "MemAvailable"))
+    with pytest.raises(
+        BudgetError, match=r"is above the .* there are for this process now .*: .* is too little"
+    ):
+        moestream.Llama(path, **asked)

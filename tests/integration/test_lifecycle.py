@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from answers import answer, prompt_tokens
+import moestream
+from answers import CONTEXT, answer, prompt_tokens
 from conftest import load, same_answer
 
 OPENS = Path(__file__).parents[2] / "tools" / "opens.py"
@@ -283,3 +284,24 @@ def callbacks(function: Any) -> Any:
     from llama_cpp import LogitsProcessorList
 
     return LogitsProcessorList([function])
+
+
+def test_a_governor_s_listener_that_raises(tiny: Any, stock: Any) -> None:
+    """Its exception comes out of the next call, and the model goes on."""
+    path = tiny("olmoe")
+    with moestream.Llama(path, ram="2GiB", mechanism="arena", n_ctx=CONTEXT, n_batch=64, n_threads=2,
+                         n_threads_batch=2) as llama:  # fmt: skip
+        assert llama.governor is not None
+        told = threading.Event()
+
+        def listen(change: object) -> None:
+            told.set()
+            raise Odd
+
+        llama.governor.on_change = listen
+        llama.governor.decide = lambda *_: llama.plan.expert_bytes // 2
+        assert told.wait(30)
+        with pytest.raises(Odd):
+            llama.eval([1, 2, 3])
+        llama.governor.on_change = None
+        same_answer(llama, stock, 40)

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from moestream.box import Box
 from moestream.geometry import Geometry, Part
-from moestream.governor import CALM_S, LOW_BYTES, Change, Decision, Governor, Memory
+from moestream.governor import CALM_S, LOW_BYTES, PERIOD_S, Change, Decision, Governor, Memory
 
 MB = 1 << 20
 PLENTY = Memory(8 << 30)
@@ -62,6 +64,36 @@ def test_pages_are_taken_again_in_steps_once_it_is_calm() -> None:
     assert held == 800 * MB
     assert moments[0] >= CALM_S
     assert all(b - a >= CALM_S for a, b in itertools.pairwise(moments))
+
+
+def test_a_budget_of_few_experts_grows_too() -> None:
+    decide = Decision(16 * MB, 2 * MB, 4 << 30, least_step=2 * MB)
+    held = decide(16 * MB, Memory(0), 0)
+    assert decide(held, PLENTY, 1) == held
+    assert decide(held, PLENTY, 1 + CALM_S) == held + 2 * MB
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize("left_at_load", [2 << 30, 4 << 30])
+@pytest.mark.parametrize("rate", [100 * MB, 2 << 30, 3 << 30])
+def test_a_fast_neighbour_never_finds_memory_gone(rate: int, left_at_load: int, step_s: float) -> None:
+    """One that takes nearly all we can give, at a steady rate, while steps let what is decided come true only now and
+    then."""
+    tick, period = 0.01, PERIOD_S
+    planned, floor = 8 << 30, 1 << 30
+    decide = decision(planned, floor, left_at_load)
+    held = wanted = planned
+    wants, taken, least = left_at_load + (planned - floor) * 0.8, 0.0, left_at_load
+    for count in range(int((wants / rate + 2) / tick)):
+        taken = min(wants, taken + rate * tick)
+        if count % round(step_s / tick) == 0:
+            held = wanted
+        left = int(left_at_load + planned - held - taken)
+        least = min(least, left)
+        if count % round(period / tick) == 0:
+            wanted = decide(held, Memory(max(0, left)), count * tick, 2 * period + step_s)
+    assert taken == wants
+    assert least > 0
 
 
 def test_what_would_bring_the_want_back_is_not_taken() -> None:

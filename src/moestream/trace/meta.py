@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,17 @@ MOST_FRAME_BYTES = 1 << 40
 _MOST_LAYERS = (1 << 31) - 1
 
 
+@cache
+def _version_of(package: str) -> str:
+    """Looked for once: each search of a directory that has changed meanwhile would stay in importlib's memory."""
+    return importlib.metadata.version(package)
+
+
 def complete_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
     """``meta`` with what every file says of itself: schema, when, by which command and versions."""
     versions = {"moestream": __version__, "python": platform.python_version()}
     for package in ("llama-cpp-python", "pyarrow"):
-        versions[package] = importlib.metadata.version(package)
+        versions[package] = _version_of(package)
     return {
         **meta,
         "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
