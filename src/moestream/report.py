@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moestream.box import Box, peak_rss_bytes
+from moestream.box.accounts import Swapped, swapped
 from moestream.errors import ModelError, RefusedError, UsageError
 from moestream.files import check_directory, followed
 from moestream.stats import Step, phase_summary
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 class Generated:
     """What a run generated. ``tokens``: ids without the prompt's; ``ended``: why it ended (``tokens``, ``end
     of text``, ``context full``, ``stopped``, in the lab ``time``); ``cpu_s``: CPU seconds of the whole process in
-    load, prefill and decode."""
+    load, prefill and decode; ``swapped_before``: the machine's account when this began."""
 
     prompt_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
     text: bytes = b""
     ended: str = "tokens"
     cpu_s: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "prefill": 0.0, "decode": 0.0})
+    swapped_before: Swapped = field(default_factory=swapped)
 
 
 def split_steps(steps: Sequence[Step], prompt_tokens: int) -> tuple[list[Step], list[Step]]:
@@ -77,6 +79,7 @@ def run_document(
         "prefill": phase_summary(prefill),
         "decode": phase_summary(decode),
         "cpu_s": dict(generated.cpu_s),
+        "swapped": asdict(swapped().since(generated.swapped_before)),
         "peak_rss_bytes": peak_rss_bytes(),
         "ended": generated.ended,
         "tokens": list(generated.tokens),

@@ -7,6 +7,7 @@ are in tests/unit/test_box_limits.py.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import platform
 import re
@@ -143,6 +144,48 @@ def test_locked_memory_is_counted_once_and_file_cache_never(tmp_path: Path) -> N
     assert 60 * MIB < int(taken) < 72 * MIB  # the kernel's own account lags by some pages a processor
     assert int(held) < 64 * MIB  # the interpreter; not the 96 MiB of the file
     assert "moestream-" in source
+
+
+# -- what the kernel does not tell --
+
+
+def run_where(mounts: str, *words: object) -> tuple[int, str, str]:
+    """A command line where files of the kernel's are covered by ``mounts``, for that process alone."""
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare")
+    able = subprocess.run(["unshare", "-m", "sh", "-c", mounts], capture_output=True, text=True, check=False)
+    if able.returncode != 0:
+        pytest.skip(f"no mounts of our own can be had: {able.stderr.strip()}")
+    return run(*words, prefix=("unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh"))
+
+
+@pytest.mark.parametrize(
+    "mounts",
+    [
+        "mount -t tmpfs none /sys",
+        "mount --bind /dev/null /proc/meminfo",
+        "mount --bind /dev/null /proc/pressure/memory; for f in cgroup mountinfo limits; do "
+        "mount --bind /dev/null /proc/self/$f; done",
+    ],
+    ids=["no /sys", "no meminfo", "no pressure, groups, mounts, limits"],
+)
+def test_what_is_not_told_is_done_without(mounts: str, tiny) -> None:
+    words = ("run", tiny("olmoe"), "-p", "a", "-n", 2, "--ctx", 64, "--mechanism", "arena")
+    code, _, errors = run_where(mounts, *words)
+    assert code == 0, errors
+    code, out, errors = run_where(mounts, "plan", tiny("olmoe"), "--ctx", 64, "--json")
+    assert code == 0, errors
+    assert json.loads(out)["cap_bytes"] > 0
+
+
+def test_without_proc_a_run_is_refused_in_one_line(tiny) -> None:
+    """What this process uses is not known then, so no cap could be kept."""
+    words = ("run", tiny("olmoe"), "-p", "a", "-n", 2, "--ctx", 64, "--mechanism", "arena")
+    code, out, errors = run_where("mount -t tmpfs none /proc", *words)
+    assert (code, out) == (3, "")
+    assert errors == (
+        "moestream: /proc/self/status cannot be read, so what this process uses cannot be known: mount /proc\n"
+    )
 
 
 # -- what a process may take --

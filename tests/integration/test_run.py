@@ -115,6 +115,7 @@ _SCHEMA = {
     "prefill": _PHASE,
     "decode": _PHASE,
     "cpu_s": {"load": float, "prefill": float, "decode": float},
+    "swapped": {"in_bytes": int, "out_bytes": int},
     "peak_rss_bytes": int,
     "ended": str,
     "tokens": list,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
 
 from box_trees import GIB, v1, v2, write
 from moestream.box import Box
+from moestream.box.accounts import Swapped, swapped
 
 
 @pytest.mark.parametrize(
@@ -126,3 +128,11 @@ def test_swap_is_this_processs_unless_its_cgroup_forbids_it(tmp_path: Path) -> N
     write(first, {f"{top}/memory.limit_in_bytes": GIB, f"{top}/memory.memsw.limit_in_bytes": 2 * GIB})
     assert Box(first).may_swap()
     assert not Box(write(first, {f"{top}/memory.memsw.limit_in_bytes": GIB})).may_swap()
+
+
+def test_what_was_swapped_is_counted_from_a_beginning(tmp_path: Path) -> None:
+    root = write(tmp_path, {"proc/vmstat": "pswpin 1\npswpout 2\nbroken\nnr_x much\n"})
+    before = swapped(root)
+    write(root, {"proc/vmstat": "pswpin 4\npswpout 9\n"})
+    assert swapped(root).since(before) == Swapped(3 * PAGESIZE, 7 * PAGESIZE)
+    assert swapped(tmp_path / "nothing") == Swapped(0, 0)

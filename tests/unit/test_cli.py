@@ -268,6 +268,7 @@ def test_the_summary() -> None:
             memory_work_s=0.01,
         ),
         "budget": {"cap_bytes": 1_100_000_000},
+        "swapped": {"in_bytes": 0, "out_bytes": 0},
         "ended": "stopped",
     }
     assert summary(document, 1_050_000_000) == (
@@ -281,6 +282,8 @@ def test_the_summary() -> None:
     document["budget"], document["ended"] = {"cap_bytes": None}, "tokens"
     said = summary(document, 1_050_000_000)
     assert said == "prompt 7 tokens at 21.0 tok/s; text 0 tokens; memory held 1.05 GB"
+    document["swapped"] = {"in_bytes": 1_000_000, "out_bytes": 2_000_000}
+    assert summary(document, 0).endswith("; the machine swapped 2.00 MB out, 1.00 MB in")
 
 
 def test_locked_pages_are_held_once() -> None:

@@ -1,11 +1,14 @@
-"""The kernel's accounts of bytes read from a device: of this process, of its cgroup, and of the device for everybody.
+"""The kernel's accounts of bytes read from a device: of this process, of its cgroup, and of the device for everybody;
+and of what was swapped.
 
 Containers often show zeros, or the sums of everybody: which account follows what is read, others find out.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from moestream.box.cgroup import groups
@@ -14,6 +17,7 @@ from moestream.box.process import process_io
 
 #: Of a block device's statistics, the third figure counts sectors of 512 bytes that were read.
 _SECTORS_READ, _SECTOR = 2, 512
+_PAGE = mmap.PAGESIZE
 
 
 def process_counter(root: str | Path = "/") -> int | None:
@@ -44,6 +48,24 @@ def device_counter(device: str, root: str | Path = "/") -> int | None:
     """Bytes a device (``254:0``) has read since boot, by its own statistics; a partition's are its own."""
     words = _text(Path(root) / "sys/dev/block" / device / "stat").split() if device else []
     return int(words[_SECTORS_READ]) * _SECTOR if len(words) > _SECTORS_READ else None
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """Bytes of anonymous memory that went to swap and came back since boot, of the whole machine."""
+
+    in_bytes: int
+    out_bytes: int
+
+    def since(self, before: Swapped) -> Swapped:
+        return Swapped(self.in_bytes - before.in_bytes, self.out_bytes - before.out_bytes)
+
+
+def swapped(root: str | Path = "/") -> Swapped:
+    """By /proc/vmstat; zeros where it does not say, as on a kernel without swap."""
+    rows = (line.split() for line in _text(Path(root) / "proc/vmstat").splitlines())
+    pages = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+    return Swapped(pages.get("pswpin", 0) * _PAGE, pages.get("pswpout", 0) * _PAGE)
 
 
 class ReadAccounts:

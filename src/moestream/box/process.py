@@ -6,6 +6,8 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+from moestream.errors import RefusedError
+
 
 @dataclass(frozen=True)
 class ProcessMemory:
@@ -32,9 +34,14 @@ class Faults:
 def process_memory(pid: int | None = None, root: str | Path = "/") -> ProcessMemory:
     """Memory of a process (None: this one). Anonymous and huge bytes come from ``smaps_rollup``, which counts
     pages; ``status`` keeps running sums that lag by some pages a thread, and is used where the rollup is not
-    readable. Raises ProcessLookupError when there is no such process."""
+    readable. Raises ProcessLookupError when there is no such process, RefusedError where not even this one is
+    told of."""
     directory = _directory(pid, root)
     status = _kilobytes(directory / "status")
+    if not status and pid is None:
+        raise RefusedError(
+            f"{directory}/status cannot be read, so what this process uses cannot be known: mount /proc"
+        )
     if not status:
         raise ProcessLookupError(f"no process {pid}")
     exact = _kilobytes(directory / "smaps_rollup")

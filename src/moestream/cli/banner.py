@@ -163,6 +163,9 @@ def summary(document: dict[str, Any], held: int) -> str:
     cap = document["budget"]["cap_bytes"]
     text += f"; memory held {format_bytes(held)}"
     text += f" of {format_bytes(cap)}" if cap is not None else ""
+    gone = document["swapped"]
+    if any(gone.values()):
+        text += f"; the machine swapped {format_bytes(gone['out_bytes'])} out, {format_bytes(gone['in_bytes'])} in"
     return text if document["ended"] == "tokens" else f"{text}; {document['ended']}"
 
 
