@@ -6,7 +6,7 @@ JOBS   ?= $(shell nproc)
 CORE   := $(shell find core CMakeLists.txt -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench models asan tsan core-tests fuzz soak opens clean
+.PHONY: help setup demo test check format bench models asan tsan core-tests fuzz soak opens packages clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -62,6 +62,9 @@ soak: setup ## random prompts, budgets and cancels against stock for MINUTES (12
 
 opens: setup ## open and close a model CYCLES (10000) times: nothing may stay behind
 	$(BIN)/python tools/opens.py --cycles $(or $(CYCLES),10000)
+
+packages: setup ## sdist and wheels, each tried in a fresh environment (PYTHONS=, COMPILERS=; minutes each)
+	$(BIN)/python tools/packages.py
 
 asan: ## the core's tests under AddressSanitizer
 	cmake -S . -B build/asan -DMOESTREAM_CORE_TESTS=ON -DMOESTREAM_SANITIZE=address

@@ -151,3 +151,19 @@ def test_another_machine_is_named(system: str, machine: str, monkeypatch: pytest
     line = str(needs.lacks())
     assert line.startswith("moestream runs on 64-bit Linux, x86-64 or aarch64")
     assert machine in line
+
+
+def test_packages_says_what_it_skips(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, TOOLS / "packages.py"],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONS": f"python9.99 {tmp_path}/python", "COMPILERS": "no-such-c++"},
+    )  # fmt: skip
+    assert done.returncode == 1, done
+    *skipped, last = done.stdout.splitlines()
+    assert skipped == [
+        "skipped: python9.99: not on PATH",
+        f"skipped: {tmp_path}/python: not on PATH",
+        "skipped: no-such-c++: not on PATH",
+    ]
+    assert "PYTHONS=" in last
