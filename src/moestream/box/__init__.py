@@ -12,6 +12,7 @@ from moestream.box.disk import (
     device_name,
     direct_io_alignment,
     disk_rate,
+    mapping_refusal,
 )
 from moestream.box.facts import Box, Limit, Threads
 from moestream.box.filesystems import Place, hindrance, place_of
@@ -45,6 +46,7 @@ __all__ = [
     "disk_rate",
     "faults",
     "hindrance",
+    "mapping_refusal",
     "peak_rss_bytes",
     "place_of",
     "process_io",

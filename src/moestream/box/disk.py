@@ -57,6 +57,15 @@ def direct_io_alignment(path: str | Path) -> DirectIo:
     return DirectIo(alignment, f"O_DIRECT reads at multiples of {alignment} bytes, the tail included")
 
 
+def mapping_refusal(path: str | Path) -> str:
+    """Why a file cannot be mapped as a model is (some FUSE, network and shared file systems); '' where it can."""
+    try:
+        with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ):
+            return ""
+    except OSError as error:
+        return f"{path} cannot be mapped ({error.strerror})"
+
+
 def device_name(path: str | Path) -> str:
     """What a file lies on, to remember figures by: ``major:minor``. File systems without one device of their own (a
     network's, btrfs, overlays, FUSE) get a number when they are mounted, which the next one may get: there a hash

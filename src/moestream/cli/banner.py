@@ -86,6 +86,8 @@ def banner(llama: Llama, cap_bytes: int | None, rate: DiskRate | None) -> Iterat
     if plan is None:
         cap = f", the cap of {format_bytes(cap_bytes)} not used" if cap_bytes is not None else ""
         yield f"mechanism none: a dense model, loaded as llama.cpp does{cap}"
+        for note in llama.fallbacks[1:]:  # the first says what the line above does
+            yield f"not as asked: {note}"
     else:
         yield f"mechanism {llama.mechanism}"
         yield _split(plan, llama.model_info)

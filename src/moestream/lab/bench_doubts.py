@@ -117,6 +117,7 @@ def doubts(
         *_amount(valid, typed),
         *_noise(setup, noise, typed),
         *_drift(setup, valid, typed),
+        *_file_system(records, typed),
         *_machine(valid, typed),
         *_compared(valid),
         *_accounts(valid, typed, has_ceiling),
@@ -216,8 +217,9 @@ def _drift(setup: Mapping[str, Any], valid: Sequence[Record], typed: Typed) -> I
             )
 
 
-def _machine(valid: Sequence[Record], typed: Typed) -> Iterator[Doubt]:
-    box: dict[str, Any] = next((record["box"] for record in valid if record.get("box")), {})
+def _file_system(records: Sequence[Record], typed: Typed) -> Iterator[Doubt]:
+    """Of runs that do not count too: it may be why (what lies in memory is never cold)."""
+    box: dict[str, Any] = next((record["box"] for record in records if record.get("box")), {})
     where = look_up(box.get("fs", ""), box.get("kernel", ""))
     if where is not None and where.follows:
         yield Doubt(
@@ -225,6 +227,9 @@ def _machine(valid: Sequence[Record], typed: Typed) -> Iterator[Doubt]:
             f"the model lies on {box['fs']}, {where.follows}",
             f"{where.advice}, then `{typed.again} --force`",
         )
+
+
+def _machine(valid: Sequence[Record], typed: Typed) -> Iterator[Doubt]:
     rates = [record["disk_bytes_per_s"] for record in valid if record["disk_bytes_per_s"]]
     if rates and max(rates) > DISK_SPREAD * min(rates):
         yield Doubt(

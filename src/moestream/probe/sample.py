@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import random
 import tempfile
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import moestream._core as _core
-from moestream.box import Box, direct_io_alignment, place_of
+from moestream.box import Box, direct_io_alignment, mapping_refusal, place_of
 from moestream.box.page_cache import drop, resident_bytes
 from moestream.errors import RefusedError
 from moestream.model import Model
@@ -224,7 +223,7 @@ def _sample(
 ) -> Sample:
     random.Random(seed).shuffle(ranges)
     refused = [found.reason for path in files if (found := direct_io_alignment(path)).alignment is None]
-    unmapped = [reason for path in files if (reason := _unmappable(path))]
+    unmapped = [reason for path in files if (reason := mapping_refusal(path))]
     refusals = {"direct": refused, "mapping": unmapped}
     return Sample(
         files,
@@ -247,12 +246,3 @@ def _checkable(path: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _unmappable(path: Path) -> str:
-    """Why a file cannot be mapped as a model is; '' where it can."""
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ):
-            return ""
-    except OSError as error:
-        return f"{path} cannot be mapped ({error.strerror})"
