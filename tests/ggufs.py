@@ -19,7 +19,7 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 
 from moestream.errors import ModelError
-from moestream.make.output import TensorSource, copy_metadata, write_model
+from moestream.make.output import ALIGNMENT, TensorSource, copy_metadata, write_model
 from moestream.make.output import TensorSpec as Spec
 from moestream.model import read_model
 
@@ -168,22 +168,61 @@ def rewrite(
     *,
     tensors: list[TensorSource] | None = None,
     alignment: int | None = None,
-    add: dict[str, Any] | None = None,
-    change: dict[str, Any] | None = None,
+    **keys: Any,
 ) -> Path:
-    """Writes a model that runs again, with other tensors (or an order of theirs), another alignment, more keys, other
-    values of keys (None: without them). Returns ``out``."""
+    """Writes a model that runs again, with other tensors (or an order of theirs), another alignment, and ``keys`` as
+    for ``changed``. Returns ``out``."""
+    architecture, add_metadata = changed(whole, **keys)
+
+    def add_all(writer: gguf.GGUFWriter) -> None:
+        add_metadata(writer)
+        if alignment is not None:
+            writer.add_custom_alignment(alignment)
+
+    return write_model(out, architecture, add_all, tensors or tensor_sources(whole))
+
+
+def changed(
+    whole: Path, *, add: dict[str, Any] | None = None, change: dict[str, Any] | None = None
+) -> tuple[str, Callable[[gguf.GGUFWriter], None]]:
+    """The architecture of a file, and what gives a writer its keys: more of them, and others' values (None: without
+    it)."""
     reader = gguf.GGUFReader(whole)
 
     def add_metadata(writer: gguf.GGUFWriter) -> None:
         copy_metadata(reader, writer, change or {})
         for key, value in (add or {}).items():
             _add_key(writer, key, value)
-        if alignment is not None:
-            writer.add_custom_alignment(alignment)
 
-    architecture = reader.fields["general.architecture"].contents()
-    return write_model(out, architecture, add_metadata, tensors or tensor_sources(whole))
+    return reader.fields["general.architecture"].contents(), add_metadata
+
+
+def write_behind_holes(
+    whole: Path, out: Path, holes: list[Spec], tensors: list[TensorSource], **keys: Any
+) -> Path:
+    """Like ``rewrite``, with tensors in front that take no room on the disk. Returns ``out``."""
+    architecture, add_metadata = changed(whole, **keys)
+    writer = gguf.GGUFWriter(out, architecture)
+    add_metadata(writer)
+    for spec in [*holes, *(spec for spec, _ in tensors)]:
+        kind = gguf.GGMLQuantizationType(spec.ggml_type)
+        writer.add_tensor_info(spec.name, spec.shape[::-1], np.dtype(np.float32), spec.nbytes, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with out.open("r+b") as file:
+        at = _padded(file.seek(0, 2)) + sum(_padded(spec.nbytes) for spec in holes)
+        for spec, chunks in tensors:
+            file.seek(at)
+            file.writelines(chunk.data for chunk in chunks())
+            at += _padded(spec.nbytes)
+        file.truncate(at)
+    return out
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def refused(path: Path, pattern: str) -> str:

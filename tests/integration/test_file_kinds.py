@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
-from conftest import evicted, load, same_answer
-from ggufs import rewrite, tensor_sources
-from moestream.make.output import TensorSource
+from answers import Answer, answer
+from conftest import evicted, load, plain, same_answer
+from ggufs import rewrite, tensor_sources, write_behind_holes
+from moestream.errors import ModelError
+from moestream.make.output import TensorSource, TensorSpec
+from moestream.model import read_model
 
 #: A budget that forces evictions, read past the page cache and through it; and the kernel's own mapping.
 MECHANISMS = ("arena", "mapped+willneed")
@@ -91,3 +96,90 @@ def test_hundreds_of_experts_all_used(tiny, stock) -> None:
     path = tiny("olmoe", "tiny,layers=1,experts=257,used=257,ff=256", "Q2_K")
     with load(path, "arena") as llama:
         same_answer(llama, stock, 2)
+
+
+#: A key of a model with 2 layers and experts of 512, what it says instead, and what must be said of that.
+COUNTS = [
+    ("block_count", 3, r"tensor 'blk\.2\.attn_norm\.weight' not found"),
+    ("block_count", 1, r"wrong number of tensors; expected 27, got 15"),
+    ("block_count", 0, "n_layer_all <= LLAMA_MAX_LAYERS"),
+    ("block_count", 513, "n_layer_all <= LLAMA_MAX_LAYERS"),
+    (
+        "feed_forward_length",
+        256,
+        r"'blk\.0\.ffn_gate_exps\.weight' has wrong shape; expected +256, +256, +32, got +256, +512",
+    ),
+    ("embedding_length", 128, r"'token_embd\.weight' has wrong shape; expected +128, +320, got +256, +320"),
+    ("expert_count", 31, r"layer 0 has 32 experts but olmoe\.expert_count says 31"),
+    ("expert_used_count", 33, r"layer 0 has 32 experts but olmoe\.expert_used_count says 33"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "said"), COUNTS)
+def test_counts_that_are_not_the_tensors(
+    key: str, value: int, said: str, whole: Path, tmp_path: Path
+) -> None:
+    path = rewrite(whole, tmp_path / "m.gguf", change={f"olmoe.{key}": value})
+    with pytest.raises(ModelError, match=said) as refused:
+        load(path, "arena")
+    assert str(refused.value).startswith(f"{path}: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_width_that_llama_cpp_works_out(tiny, tmp_path: Path, stock) -> None:
+    """Without the experts' width it takes the dense one's share of one expert."""
+    path = rewrite(
+        tiny("qwen3moe", SHAPE), tmp_path / "m.gguf", change={"qwen3moe.expert_feed_forward_length": 0}
+    )
+    streams(path, "arena", stock)
+
+
+#: Bytes of expert tensors that decoding never reads, in front of those that it does: more than 32 bits count.
+FAR = 1 << 32
+#: How bytes get from there to the matmuls: past the page cache, through it, and by the kernel's own mapping.
+READ_BY = ("arena+uring:8", "arena+threads:2", "arena/buffered+sync", "mapped+willneed", "mapped+pread")
+
+
+@pytest.fixture(scope="module")
+def far(tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with next-token-prediction blocks, whose experts lie first: holes of the widest type there is."""
+    whole = tiny("glm4moe", "tiny,layers=2,experts=32,ff=1024")
+    tensors = tensor_sources(whole)
+    last = [source for source in tensors if source[0].name.startswith("blk.1.")]
+    experts = [spec for spec, _ in last if "_exps." in spec.name and len(spec.shape) == 3]
+    widened = [replace(spec, ggml_type=int(GGMLQuantizationType.F64)) for spec in experts]
+    blocks = -(-FAR // sum(spec.nbytes for spec in widened))
+    holes = [_as_block(spec, 2 + block) for block in range(blocks) for spec in widened]
+    dense = [source for source in last if source[0] not in experts]
+    rest = [(_as_block(spec, 2 + block), chunks) for block in range(blocks) for spec, chunks in dense]
+    path = write_behind_holes(
+        whole,
+        tmp_path_factory.mktemp("far") / "far.gguf",
+        holes,
+        tensors + rest,
+        change={"glm4moe.block_count": 2 + blocks},
+        add={"glm4moe.nextn_predict_layers": blocks},
+    )
+    model = read_model(path)
+    assert min(slab.offset for slab in model.banks[0].tensors) > FAR
+    assert path.stat().st_blocks * 512 < 64 << 20 < FAR < path.stat().st_size
+    assert model.n_mtp_layers == blocks
+    return path
+
+
+def _as_block(spec: TensorSpec, block: int) -> TensorSpec:
+    return replace(spec, name=spec.name.replace("blk.1.", f"blk.{block}."))
+
+
+@pytest.mark.parametrize("mechanism", READ_BY)
+def test_beyond_four_gigabytes(mechanism: str, far: Path) -> None:
+    streams(far, mechanism, unmapped)
+
+
+def unmapped(path: Path, tokens: list[int], steps: int, threads: int, n_batch: int, n_ubatch: int) -> Answer:
+    """Stock's answer, which reads what it uses: where it maps, it fills memory with the holes."""
+    llama = plain(path, threads, n_batch=n_batch, n_ubatch=n_ubatch, use_mmap=False)
+    try:
+        return answer(llama, tokens, steps)
+    finally:
+        llama.close()
