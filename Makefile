@@ -6,10 +6,10 @@ JOBS   ?= $(shell nproc)
 CORE   := $(shell find core CMakeLists.txt -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench models asan tsan core-tests fuzz soak opens packages clean
+.PHONY: help setup demo test check format bench models asan tsan core-tests fuzz fuzz-guided soak opens packages clean
 
 help: ## list the verbs
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 # Dependencies first (slow once, then untouched), the package after them (rebuilt whenever the core changes).
 $(VENV)/.dependencies: pyproject.toml tools/setup.py tools/needs.py
@@ -56,6 +56,9 @@ models: setup ## docs/models.md: every architecture and type, compared with stoc
 fuzz: setup ## read 100,000 models with wrong headers, load 5,000 (half an hour)
 	$(BIN)/python tools/fuzz_header.py
 	$(BIN)/python tools/fuzz_header.py --load --cases 5000
+
+fuzz-guided: setup ## wrong headers that lead where none led before, for SECONDS (300); needs atheris
+	$(BIN)/python tools/fuzz_guided.py --seconds $(or $(SECONDS),300)
 
 soak: setup ## random prompts, budgets and cancels against stock for MINUTES (120)
 	$(BIN)/python tools/soak.py --minutes $(or $(MINUTES),120)

@@ -75,6 +75,7 @@ def write_gguf(
     keys: dict[str, Any] | None = None,
     n_tokens: int = 300,
     seed: int = 1,
+    quantize: Callable[[np.ndarray, Q], np.ndarray] = gguf.quants.quantize,
     **writer: Any,
 ) -> Path:
     """Writes a model and returns the path to read: ``path``, or its first shard when ``writer`` splits it.
@@ -102,7 +103,7 @@ def write_gguf(
     rng = np.random.default_rng(seed)
     for name, shape, kind in tensors:
         values = rng.standard_normal(shape[::-1], dtype=np.float32)
-        data = values if kind == Q.F32 else gguf.quants.quantize(values, kind)
+        data = values if kind == Q.F32 else quantize(values, kind)
         out.add_tensor(name, data, raw_dtype=kind)
     out.write_header_to_file()
     out.write_kv_data_to_file()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import pty
 import shutil
 import struct
 import subprocess
@@ -11,12 +14,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from ggufs import write_split
+from ggufs import write_gguf, write_split
 from moestream.errors import ModelError
 from moestream.model import Model, read_model
-from moestream.model.check import check_weights
+from moestream.model.check import PIECE_BYTES, check_weights
 
 
 def inspect(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -119,3 +124,73 @@ def test_all_shards_are_read(tiny: Any, tmp_path: Path) -> None:
         file.seek(last.offset)
         file.write(b"\xff" * 4)
     assert f"{shards[last.shard]}: tensor {last.name}" in inspect(shards[1]).stderr
+
+
+#: What makes the last bytes of a type's block no number (all bits set): which ones, counted from the block's beginning.
+SCALE_AT = {
+    "F64": 0, "F32": 0, "F16": 0, "BF16": 0, "Q4_0": 0, "Q4_1": 2, "Q5_0": 0, "Q5_1": 2, "Q8_0": 0, "Q2_K": 82,
+    "Q3_K": 108, "Q4_K": 2, "Q5_K": 0, "Q6_K": 208, "IQ1_S": 0, "IQ1_M": 48, "IQ2_XXS": 0, "IQ2_XS": 0, "IQ2_S": 0,
+    "IQ3_XXS": 0, "IQ3_S": 0, "IQ4_NL": 0, "IQ4_XS": 0, "TQ1_0": 52, "TQ2_0": 64, "MXFP4": 0,
+}  # fmt: skip
+#: Where the scale's bits are in more bytes than two.
+SCALE_BYTES = {"F64": 8, "F32": 4, "IQ1_M": 8, "MXFP4": 1}
+
+
+@pytest.mark.parametrize("name", SCALE_AT)
+def test_the_last_block_of_every_type(name: str, tmp_path: Path) -> None:
+    """Its tensor is named, its expert and its byte; nothing bad is found before it is there."""
+    kind = GGMLQuantizationType[name]
+    tensors = [("token_embd.weight", (256, 8), GGMLQuantizationType.F32)]
+    tensors += [(f"blk.0.ffn_{role}_exps.weight", (256, 4, 8), kind) for role in ("gate", "up", "down")]
+    path = write_gguf(tmp_path / "m.gguf", tensors, quantize=alike)
+    check_weights(model := read_model(path))
+    size = GGML_QUANT_SIZES[kind][1]
+    up = model.banks[0].tensors[1]
+    at = up.offset + up.count * up.slab_bytes - size
+    with path.open("r+b") as file:
+        file.seek(at + SCALE_AT[name])
+        file.write(b"\xff" * SCALE_BYTES.get(name, 2))
+    said = rf": tensor {up.name} \({up.type_name}\), expert 7, at byte {at}: found "
+    with pytest.raises(ModelError, match=said):
+        check_weights(read_model(path))
+
+
+def alike(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """Blocks of one byte again and again, good ones of every type, for some quantizers take half a minute to start."""
+    block, size = GGML_QUANT_SIZES[kind]
+    return np.full((*values.shape[:-1], values.shape[-1] // block * size), 0x11, np.uint8)
+
+
+def test_every_scale_of_nvfp4_is_a_number(tmp_path: Path) -> None:
+    """So none can be bad: not even all bits set."""
+    kind = GGMLQuantizationType.NVFP4
+    path = write_gguf(tmp_path / "m.gguf", [("token_embd.weight", (64, 8), kind)], quantize=alike)
+    (tensor,) = read_model(path).tensors
+    with path.open("r+b") as file:
+        file.seek(tensor.offset)
+        file.write(b"\xff" * 36)
+    assert check_weights(read_model(path)).untested == 0
+
+
+def test_python_sees_pieces_of_megabytes(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done for each of them is all that Python does: the disk, not the interpreter, says how long it takes."""
+    model = read_model(tiny("olmoe"))
+    seen: list[tuple[int, int]] = []
+    check_weights(model, lambda done, total: seen.append((done, total)))
+    assert len(seen) <= len(model.tensors) + model.bytes // PIECE_BYTES
+
+
+def test_progress_on_a_terminal(tiny: Any) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "moestream", "inspect", str(tiny("olmoe")), "--check", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: its other end is closed
+            while piece := os.read(ours, 4096):
+                shown += piece
+        os.close(ours)
+        out = process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+    assert b"checking" in shown
+    assert json.loads(out)["checked"]["tensors"] == len(read_model(tiny("olmoe")).tensors)

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,8 +29,7 @@ from moestream.model.types import Model, Tensor
 PIECE_BYTES = 4 << 20
 #: Tokens: enough for llama.cpp to build a context.
 _CONTEXT = 32
-_REASON = re.compile(rb"ggml_validate_row_data: (.*)")
-_BLOCK = re.compile(r" at block (\d+)")
+_REASON = re.compile(rb"ggml_validate_row_data: (.*?)(?: at block 0)?$", re.MULTILINE)
 
 Progress = Callable[[int, int], None]
 
@@ -67,7 +66,7 @@ def check_weights(model: Model, progress: Progress | None = None, threads: int |
         try:
             for piece, good in zip(pieces, pool.map(reader.is_good, pieces), strict=True):
                 if not good:
-                    raise ModelError(_complaint(model, piece, reader.reason(piece)))
+                    raise ModelError(_complaint(model, *reader.first_bad(piece)))
                 done += piece.bytes
                 if progress is not None:
                     progress(done, total)
@@ -150,13 +149,23 @@ class _Reader:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         return bool(ggml_library().ggml_validate_row_data(piece.tensor.type_id, address, piece.bytes))
 
-    def reason(self, piece: _Piece) -> str:
-        """ggml's words for a bad piece, tried once more by itself."""
+    def first_bad(self, piece: _Piece) -> tuple[_Piece, str]:
+        """The first bad block of a bad piece, which is read again, and ggml's words for it. Its words for a whole piece
+        do not say where with every type."""
+        size = ggml_library().ggml_type_size(piece.tensor.type_id)
+        good, bad = 0, piece.bytes // size  # blocks in front of it
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self.is_good(replace(piece, bytes=middle * size)):
+                good = middle
+            else:
+                bad = middle
+        block = replace(piece, start=piece.start + good * size, bytes=size)
         with _ggml_silent() as said:
-            self.is_good(piece)
+            self.is_good(block)
             said.seek(0)
             found = _REASON.search(said.read())
-        return found[1].decode(errors="replace").strip() if found else "ggml refuses its values"
+        return block, found[1].decode(errors="replace").strip() if found else "ggml refuses its values"
 
 
 def _pieces(model: Model, tested: set[int]) -> Iterator[_Piece]:
@@ -181,14 +190,11 @@ def _tested_types(model: Model) -> set[int]:
 
 def _complaint(model: Model, piece: _Piece, reason: str) -> str:
     tensor = piece.tensor
-    block = _BLOCK.search(reason)  # counted from where the piece begins
-    at = piece.start + (int(block[1]) * ggml_library().ggml_type_size(tensor.type_id) if block else 0)
-    reason = _BLOCK.sub("", reason)
     slabs = (slab for bank in model.banks for slab in bank.tensors if slab.name == tensor.name)
-    expert = next((f", expert {at // slab.slab_bytes}" for slab in slabs), "")
+    expert = next((f", expert {piece.start // slab.slab_bytes}" for slab in slabs), "")
     return (
         f"{model.shards[tensor.shard].path}: tensor {tensor.name} ({tensor.type_name}){expert}, at byte "
-        f"{tensor.offset + at}: {reason}; download it again"
+        f"{tensor.offset + piece.start}: {reason}; download it again"
     )
 
 
