@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFReader
 
 from answers import Answer, answer
 from conftest import evicted, load, plain, same_answer
@@ -40,6 +44,33 @@ def streams(path: Path, mechanism: str, stock, length: int = 9) -> None:
 )
 def test_alignments(mechanism: str, alignment: int, whole: Path, tmp_path: Path, stock) -> None:
     streams(rewrite(whole, tmp_path / "m.gguf", alignment=alignment), mechanism, stock)
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 16])
+def test_alignments_that_may_map(alignment: int, whole: Path, tmp_path: Path, stock) -> None:
+    """Below 32 it is luck where the first tensor begins: llama.cpp takes it at multiples of 32 and ends over others."""
+
+    def made(length: int) -> tuple[Path, int]:
+        path = tmp_path / f"{length}.gguf"
+        rewrite(whole, path, alignment=alignment, add={"general.description": "-" * (1 + length)})
+        return path, GGUFReader(path).tensors[0].data_offset
+
+    lacking = -made(0)[1] % 32
+    (fits, begin), (misfit, other) = made(lacking), made(lacking + alignment)
+    assert (begin % 32, other % 32) == (0, alignment)
+    streams(fits, "arena", stock)
+    with pytest.raises(ModelError, match=rf"begin at byte {other}, and llama\.cpp needs a multiple of 32"):
+        read_model(misfit)
+    code = "import sys, llama_cpp; llama_cpp.Llama(sys.argv[1], use_extra_bufts=False)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(misfit)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGABRT, ended.stderr
+    assert "TENSOR_ALIGNMENT" in ended.stderr
 
 
 def shuffled(tensors: list[TensorSource]) -> list[TensorSource]:
