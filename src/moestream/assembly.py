@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import moestream._core as _core
-from moestream.binding import TESTED_VERSIONS, binding_version, libllama_path
+from moestream.binding import binding_version, libllama_path
 from moestream.box import Box, cache_directory, place_of, process_memory
 from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context, rows_of_logits
 from moestream.errors import (
@@ -29,6 +29,7 @@ from moestream.mechanism import Mechanism
 from moestream.model import Model
 from moestream.plan import Plan, process_bytes
 from moestream.units import format_bytes
+from moestream.version import INSTALL_TESTED
 
 Progress = Callable[[int, int], None]
 
@@ -48,7 +49,7 @@ def translate(error: Exception) -> MoestreamError:
     """The core's error as one of ours."""
     kind, text = error.args if len(error.args) == 2 else ("internal", str(error))
     if kind == "abi":
-        text += f" (found llama-cpp-python {binding_version()}; tested with {TESTED_VERSIONS}: install such a one)"
+        text += f" (found llama-cpp-python {binding_version()}): {INSTALL_TESTED}"
     return _KINDS.get(kind, MoestreamError)(text)
 
 

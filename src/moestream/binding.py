@@ -16,22 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from moestream.errors import AbiError, UsageError
+from moestream.version import INSTALL_TESTED, TESTED_VERSIONS
 
 #: Iterations an OpenMP thread spins before it sleeps: long enough for the next node of a graph, far too short to burn
 #: a core while the disk is awaited. See FINDINGS.md for the figures behind the number.
 SPIN_COUNT = "1000"
 _SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
-#: The versions of llama-cpp-python whose llama.cpp the identity tests have passed with, as pip writes them.
-TESTED_VERSIONS = ">=0.3.36,<0.3.37"
-#: What the llama.cpp of those calls itself, and its ggml: a build of one's own is to be of the same source.
+#: What the tested llama.cpp calls itself, and its ggml: a build of one's own is to be of the same source.
 _TESTED_LIBRARY = ("0.5.0-dev", "0.25.3")
-_REMEDY = f"pip install 'llama-cpp-python{TESTED_VERSIONS}'"
 _OVERRIDE = "LLAMA_CPP_LIB_PATH"
 
 
 def _remedy() -> str:
-    return f"unset {_OVERRIDE}, or {_REMEDY}" if _OVERRIDE in os.environ else _REMEDY
+    return f"unset {_OVERRIDE}, or {INSTALL_TESTED}" if _OVERRIDE in os.environ else INSTALL_TESTED
 
 
 def _import_llama_cpp() -> Any:
@@ -118,7 +116,7 @@ def _untested() -> str | None:
     """What of this llama.cpp is not what the identity tests have passed with, in one line; None when all of it is."""
     oldest, next_one = map(_numbers, TESTED_VERSIONS.split(","))
     if not oldest <= _numbers(binding_version()) < next_one:
-        return f"llama-cpp-python {binding_version()} is not tested, {TESTED_VERSIONS} is: {_REMEDY}"
+        return f"llama-cpp-python {binding_version()} is not tested, {TESTED_VERSIONS} is: {INSTALL_TESTED}"
     found = library_versions()
     if found != _TESTED_LIBRARY:
         return (

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import moestream._core as _core
-from moestream.binding import TESTED_VERSIONS, binding_version, libllama_path, llama_cpp, low
+from moestream.binding import binding_version, libllama_path, llama_cpp, low
 from moestream.errors import AbiError, ModelError
+from moestream.version import INSTALL_TESTED
 
 _UNKNOWN_ARCHITECTURE = re.compile(r"unknown model architecture: '([^']*)'")
 _ERROR_LEVEL, _CONTINUED = 4, 5
@@ -91,7 +92,7 @@ def loading(path: str | Path, echo: bool = False) -> Iterator[Log]:
     try:
         asserts = _core.GuardedAsserts(libllama_path())
     except _core.CoreError as error:
-        raise AbiError(f"{error.args[1]}: install llama-cpp-python{TESTED_VERSIONS}") from None
+        raise AbiError(f"{error.args[1]}: {INSTALL_TESTED}") from None
     with asserts, captured_log(echo) as log:
         try:
             yield log
@@ -114,6 +115,6 @@ def _complaint(log: Log, error: str) -> str:
     if unknown:
         return (
             f"this llama.cpp (llama-cpp-python {binding_version()}) does not know architecture "
-            f"{unknown[1]}: install a newer one"
+            f"{unknown[1]}: install a newer moestream"
         )
     return f"llama.cpp cannot load it: {log.reason() or error or 'it gives no reason'}"

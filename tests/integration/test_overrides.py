@@ -14,8 +14,9 @@ import pytest
 
 from answers import Answer, prompt_tokens
 from children import run_child
-from moestream.binding import TESTED_VERSIONS, libllama_path, library_versions, llama_cpp, unproven
+from moestream.binding import libllama_path, library_versions, llama_cpp, unproven
 from moestream.errors import AbiError
+from moestream.version import INSTALL_TESTED, TESTED_VERSIONS
 
 OVERRIDE = "LLAMA_CPP_LIB_PATH"
 #: One of what llama.cpp's build makes, by its plain name and the one that the others ask for.
@@ -107,7 +108,7 @@ def test_an_untested_binding_gives_the_tested_range(version: str, monkeypatch: p
     with pytest.raises(AbiError) as refused:
         unproven(i_know=False)
     assert f"llama-cpp-python {version} is not tested, {TESTED_VERSIONS} is" in str(refused.value)
-    assert f"pip install 'llama-cpp-python{TESTED_VERSIONS}'" in str(refused.value)
+    assert INSTALL_TESTED in str(refused.value)
     (remark,) = unproven(i_know=True)
     assert version in remark
 
@@ -162,7 +163,7 @@ def test_without_the_binding_it_is_named(tiny: Callable[..., Path]) -> None:
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 3, done
     (line,) = done.stderr.splitlines()
-    assert f"pip install 'llama-cpp-python{TESTED_VERSIONS}'" in line
+    assert INSTALL_TESTED in line
 
 
 def test_a_preloaded_library_is_refused(elsewhere: Path, tiny: Callable[..., Path]) -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from moestream.binding import TESTED_VERSIONS
-from moestream.version import __version__
+from moestream.version import TESTED_VERSIONS, __version__
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools"

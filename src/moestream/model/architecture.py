@@ -31,7 +31,7 @@ def check_architecture(model: Model) -> None:
     if not known_architecture(model.arch):
         raise ModelError(
             f"{model.paths[0]}: architecture {model.arch!r} is unknown to {binding_version()}; "
-            "install a newer llama-cpp-python"
+            "install a newer moestream (and its llama-cpp-python)"
         )
     for key, value in model.metadata.items():
         # Asserted where a worker computes: no load would fail.

@@ -22,6 +22,7 @@ from typing import Any
 
 from moestream.errors import AbiError, ModelError
 from moestream.model.types import Value
+from moestream.version import INSTALL_TESTED
 
 MAX_ARRAY_IN_METADATA = 4096
 
@@ -78,7 +79,7 @@ def library_directory() -> Path:
         return Path(override)
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
-        raise AbiError("llama-cpp-python is not installed; run pip install llama-cpp-python")
+        raise AbiError(f"llama-cpp-python is not installed: {INSTALL_TESTED}")
     return Path(spec.submodule_search_locations[0]) / "lib"
 
 
@@ -91,7 +92,9 @@ def find_library(name: str) -> Path:
     for candidate in (*versioned, directory / f"lib{name}.so", directory / f"lib{name}.dylib"):
         if candidate.is_file():
             return candidate
-    raise AbiError(f"no lib{name} in {directory}; reinstall llama-cpp-python or set LLAMA_CPP_LIB_PATH")
+    raise AbiError(
+        f"no lib{name} in {directory}: unset LLAMA_CPP_LIB_PATH where it is set, or {INSTALL_TESTED}"
+    )
 
 
 def binding_version() -> str:
@@ -161,9 +164,7 @@ def ggml_library() -> ctypes.CDLL:
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise AbiError(
-            f"{path}: not a ggml this version can use ({error}); install a tested llama-cpp-python"
-        ) from None
+        raise AbiError(f"{path}: not a ggml this version can use ({error}): {INSTALL_TESTED}") from None
     return lib
 
 
@@ -192,7 +193,7 @@ def _refusal(path: Path, log: str) -> ModelError:
     if match and ("invalid ggml type" in log or _REMOVED_TYPE in log):
         return ModelError(
             f"{path}: tensor {match[1]} has ggml type {match[2]}, which {binding_version()} does not know; "
-            "install a newer llama-cpp-python or take another quantization of the model"
+            "install a newer moestream (and its llama-cpp-python) or take another quantization of the model"
         )
     first = next((line for line in log.splitlines() if line.strip()), "no reason given")
     reason = re.sub(r"^\w+: ", "", first.strip())
