@@ -1,6 +1,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -117,7 +119,7 @@ Seeds make_seeds(nb::object object) {
 nb::object failure(const Engine& engine) {
     const auto& failed = engine.failure();
     if (!failed) return nb::none();
-    return nb::make_tuple(failed->error, failed->what);
+    return nb::make_tuple(failed->error, failed->what, failed->dense_at);
 }
 
 nb::dict geometry(const std::vector<ShardRow>& shards, const std::vector<TensorRow>& tensors,
@@ -200,7 +202,8 @@ void bind_engine(nb::module_& m) {
              "What was recorded since the last call, as flat arrays; see moestream.trace.Events.")
         .def_prop_ro("engagement", [](const Engine& engine) { return engine.store().engagement(); },
                      "How often each thing the mechanism promises was done, by name.")
-        .def_prop_ro("failure", &failure)
+        .def_prop_ro("failure", &failure,
+                     "None, or (errno, text, place): (shard, offset) of bytes that are no expert's, else None.")
         .def_prop_ro("counters", &counters)
         .def_prop_ro("streams", [](const Engine& engine) { return engine.store().streams(); })
         .def_prop_ro("address", [](const Engine& engine) { return reinterpret_cast<uintptr_t>(&engine); })

@@ -140,6 +140,7 @@ void Engine::end_load(bool loaded) {
         store_->adopt(s, *mapping);
     }
     store_->load_dense();
+    if (failure()) throw Error(ErrorKind::io, failure()->what);
 }
 
 void Engine::set_budget(const std::vector<uint32_t>& capacities, uint64_t growth_limit) {
@@ -167,6 +168,7 @@ void Engine::fail(std::string what) {
 }
 
 void Engine::begin_step() {
+    if (store_ != nullptr) store_->begin_step();
     ids_ = nullptr;
     logits_ = nullptr;
     bank_ = kNone;

@@ -128,8 +128,7 @@ void test_growth_stops() {
     CHECK(cow.layer(0, {0, 2}, 5, {}));
 }
 
-// The file loses its end while the model runs, and gets it back. (cow shows the file itself, and with its end gone a
-// touch of it is a signal: what its failed read says is seen before any matmul.)
+// The file loses its end while the model runs, and gets it back, before any matmul has touched what was lost.
 void test_a_file_that_ends_early(const std::string& store, const std::string& reader) {
     const Model model;
     const Directory directory;
@@ -150,6 +149,24 @@ void test_a_file_that_ends_early(const std::string& store, const std::string& re
     model.second.restore();
     // What the cache holds only in name is read when it is routed.
     CHECK(opened.layer(2, {5, 6, 7}, 2, {}));
+}
+
+// cow shows the file itself, the pages it has written too: with its end gone they are gone.
+void test_a_page_that_is_lost() {
+    const Model model;
+    const Directory directory;
+    Opened opened(model, "cow", options_of("sync", "lru", true, directory), {5, 4});
+    CHECK(opened.layer(2, {0, 11}, 0, {}));
+    model.second.cut(600000);
+    CHECK(!opened.store->failure());
+    const volatile char* lost = movable(opened, 6, 11);
+    CHECK_EQ(*lost, 0);
+    const auto failure = opened.store->failure();
+    CHECK(failure && failure->error == ENODATA && !failure->dense_at);
+    CHECK(failure && failure->what.find("(2.down, expert 11): the file ends early; load the model again") !=
+                         std::string::npos);
+    opened.store->clear_failure();
+    CHECK(opened.store->failure().has_value());
 }
 
 void test_no_room() {
@@ -248,6 +265,7 @@ int main() {
         test_adopted(store);
     }
     test_growth_stops();
+    test_a_page_that_is_lost();
     test_no_room();
     test_refusals();
     return checks_failed();

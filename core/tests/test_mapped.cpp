@@ -210,6 +210,50 @@ void test_a_shrunk_file_is_a_failure(const std::string& reader) {
     for (uint32_t bank = 0; bank < 3; ++bank) CHECK(model.layer(bank, {1, 7, 15}));
 }
 
+// Behind every check, where a matmul is already at it.
+void test_a_page_that_is_lost_is_a_failure_for_good(const std::string& reader) {
+    struct Touch {
+        uint64_t offset;
+        const char* what;
+        std::optional<std::pair<uint32_t, uint64_t>> dense_at;
+    };
+    for (const Touch& touch : {Touch{2'070'005, " (2.up, expert 9)", {}}, Touch{3'000'000, "", {{0, 3'000'000}}}}) {
+        Mapped model(reading(reader));
+        CHECK(model.layer(2, {1, 2}));
+        CHECK(!model.store->failure());
+        model.cut(2'000'000);
+        CHECK_EQ(static_cast<volatile char*>(model.base)[touch.offset], 0);
+        const auto failure = model.store->failure();
+        CHECK(failure && failure->error == ENODATA && failure->dense_at == touch.dense_at);
+        CHECK(failure && failure->what == model.path() + " at byte " + std::to_string(touch.offset) + touch.what +
+                                              ": the file ends early; load the model again when the file is whole");
+        model.restore();
+        model.store->clear_failure();
+        CHECK(model.store->failure().has_value());
+        CHECK(!model.layer(0, {1}));
+    }
+}
+
+// The file is whole as far as anybody can tell, and a page of it still could not be had.
+void test_a_page_that_cannot_be_read() {
+    Mapped model(reading("willneed"));
+    model.cut(2'000'000);
+    CHECK_EQ(static_cast<volatile char*>(model.base)[2'070'005], 0);
+    model.restore();
+    const auto failure = model.store->failure();
+    CHECK(failure && failure->error == EIO);
+    CHECK(failure && failure->what.find(" at byte 2070005 (2.up, expert 9): the page cannot be read; ") !=
+                         std::string::npos);
+}
+
+void test_a_worker_lives_on_in_a_shrunk_file(const std::string& reader) {
+    Mapped model(reading(reader));
+    CHECK(model.layer(2, {1, 2}));
+    model.cut(2'000'000);
+    CHECK(!model.layer(2, {1, 7}));
+    CHECK(model.store->failure() && model.store->failure()->error == ENODATA);
+}
+
 void test_wishes_are_accounted() {
     StoreOptions options = reading("pread");
     options.speculative = true;
@@ -306,8 +350,11 @@ int main() {
         test_random_routes(reading(reader));
         for (const char* dense : {"anon", "mlock"}) test_random_routes(reading(reader, "dontneed:3", dense));
         const std::string text(reader);
-        // A worker that copies from the mapping while the file shrinks ends the process, as a matmul would.
-        if (text != "fault" && text.find("memcpy+background") != 0) test_a_shrunk_file_is_a_failure(reader);
+        if (text.find("memcpy+background") == 0) {
+            test_a_worker_lives_on_in_a_shrunk_file(reader);
+        } else if (text != "fault") {
+            test_a_shrunk_file_is_a_failure(reader);
+        }
         if (text.find("background") != std::string::npos) continue;
         for (const char* dense : {"mapped", "anon", "mlock"}) test_nothing_routed_stays(reader, dense);
     }
@@ -316,6 +363,10 @@ int main() {
             test_what_is_not_hot_is_dropped(reader, dense);
         }
     }
+    for (const char* reader : {"fault", "willneed", "pread", "tiered"}) {
+        test_a_page_that_is_lost_is_a_failure_for_good(reader);
+    }
+    test_a_page_that_cannot_be_read();
     test_wishes_are_accounted();
     test_tiered_early();
     test_advice();

@@ -96,7 +96,10 @@ class Engine:
         """How often each thing the mechanism promises was done, by name."""
 
     @property
-    def failure(self) -> object: ...
+    def failure(self) -> object:
+        """
+        None, or (errno, text, place): (shard, offset) of bytes that are no expert's, else None.
+        """
 
     @property
     def counters(self) -> dict[str, Any]: ...

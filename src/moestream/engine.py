@@ -281,8 +281,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return step
 
     def _failure(self) -> MoestreamError:
-        error, text = self._engine.failure
+        error, text, place = self._engine.failure
         self._engine.clear_failure()
+        if place is not None:
+            text = f"{self.model_info.tensor_at(*place)}: {text}"
         return ReadError(text) if error else MoestreamError(text)
 
     def _refuse_closed(self) -> None:

@@ -21,6 +21,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "moestream/cache.h"
@@ -65,6 +66,8 @@ struct StoreCounters {
 struct Failure {
     int error = 0;  // errno; 0: `what` alone says it
     std::string what;
+    // Where in a shard, if it is no expert's and `what` names no tensor.
+    std::optional<std::pair<uint32_t, uint64_t>> dense_at = std::nullopt;
 };
 
 class Store {
@@ -92,11 +95,12 @@ class Store {
     // Nothing routed is in flight: the disk would idle.
     virtual bool demand_idle() const = 0;
     virtual StoreCounters counters() const = 0;
+    virtual void begin_step() {}
     // The step is over: nothing of it is needed any more until the next route.
     virtual void end_step() {}
     // How often each thing a mechanism promises was done ("pages moved", "advice calls"): what shows that it engaged.
     virtual std::map<std::string, uint64_t> engagement() const { return {}; }
-    // The first failure, once; cleared by clear_failure().
+    // The first failure, once; cleared by clear_failure(), unless bytes of a mapping are lost for good.
     virtual const std::optional<Failure>& failure() const = 0;
     virtual void clear_failure() = 0;
 

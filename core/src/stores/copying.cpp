@@ -49,6 +49,7 @@ void CopyingStore::map(uint32_t shard, void* at, uint64_t begin, uint64_t end) {
                                             std::strerror(errno) + "): use the arena store");
     }
     regions_[shard].base = static_cast<char*>(base) - begin;
+    watch(shard);
 }
 
 void* CopyingStore::region(uint32_t shard) {

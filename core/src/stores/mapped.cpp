@@ -130,6 +130,7 @@ void* MappedStore::region(uint32_t shard) {
     }
     region.base = static_cast<char*>(base);
     register_region(region.base, region.bytes);
+    watch(shard);
     return base;
 }
 
@@ -140,6 +141,7 @@ void MappedStore::adopt(uint32_t shard, const Mapping& mapping) {
                                             "of mmap was found: leave out background");
     }
     use(shard, mapping);
+    watch(shard);
 }
 
 void MappedStore::load_dense() {
@@ -201,7 +203,7 @@ void MappedStore::collect(std::span<const uint32_t> experts) {
     }
 }
 
-// The first slab that its file has no bytes for any more. Touching a mapping there ends the process.
+// The first slab that its file has no bytes for any more: the error names what the route asked for.
 const MappedSlab* MappedStore::cut_off() const {
     int fd = -1;
     struct stat status {};

@@ -60,6 +60,7 @@ ShardedStore::ShardedStore(const SlabIndex& index, StoreOptions options)
 
 ShardedStore::~ShardedStore() {
     for (auto& region : regions_) {
+        region.watch.reset();
         if (region.base != nullptr && !region.foreign) {
             forget_region(region.base);
             release(region.base, region.bytes);
@@ -127,6 +128,42 @@ void ShardedStore::use(uint32_t shard, const Mapping& mapping) {
 void ShardedStore::overlay(uint32_t shard, const Mapping& mapping) {
     use(shard, mapping);
     reserve(mapping.end - mapping.begin, kPage, mapping.base + mapping.begin);
+}
+
+void ShardedStore::watch(uint32_t shard) {
+    const auto& region = regions_[shard];
+    const uint64_t end = (region.end + kPage - 1) / kPage * kPage;
+    regions_[shard].watch = std::make_unique<FaultWatch>(region.base + region.begin, end - region.begin);
+}
+
+void ShardedStore::begin_step() {
+    if (std::any_of(regions_.begin(), regions_.end(), [](const Region& region) { return region.watch != nullptr; })) {
+        FaultWatch::stay_in_front();
+    }
+}
+
+const std::optional<Failure>& ShardedStore::failure() const {
+    for (uint32_t s = 0; s < regions_.size() && !failure_; ++s) {
+        if (regions_[s].watch == nullptr) continue;
+        if (const auto at = regions_[s].watch->failed_at()) failure_ = lost_page(s, regions_[s].begin + *at);
+    }
+    return failure_;
+}
+
+Failure ShardedStore::lost_page(uint32_t shard, uint64_t offset) const {
+    struct stat status {};
+    const bool ends = fstat(regions_[shard].buffered_fd, &status) != 0 || static_cast<uint64_t>(status.st_size) <= offset;
+    Failure failure{ends ? ENODATA : EIO, index_.shards()[shard].path + " at byte " + std::to_string(offset)};
+    const uint32_t t = index_.tensor_at(shard, offset);
+    if (t == kNone) {
+        failure.dense_at = {shard, offset};
+    } else {
+        const auto& tensor = index_.tensors()[t];
+        failure.what += " (" + tensor.name + ", expert " + std::to_string((offset - tensor.offset) / tensor.slab_bytes) + ")";
+    }
+    failure.what += ends ? ": the file ends early" : ": the page cannot be read";
+    failure.what += "; load the model again when the file is whole";
+    return failure;
 }
 
 void ShardedStore::fail(int error, std::string what) {

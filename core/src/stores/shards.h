@@ -2,9 +2,11 @@
 #pragma once
 #include <sys/types.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "moestream/fault_guard.h"
 #include "moestream/geometry.h"
 #include "moestream/store.h"
 
@@ -18,7 +20,8 @@ class ShardedStore : public Store {
     ShardedStore& operator=(const ShardedStore&) = delete;
 
     Place place(const void* address) const override;
-    const std::optional<Failure>& failure() const override { return failure_; }
+    void begin_step() override;
+    const std::optional<Failure>& failure() const override;
     void clear_failure() override { failure_.reset(); }
 
   protected:
@@ -32,6 +35,7 @@ class ShardedStore : public Store {
         bool foreign = false;  // llama.cpp's own mapping, which it unmaps itself
         bool loaded = false;
         bool locked = false;
+        std::unique_ptr<FaultWatch> watch;  // of a file mapping: its pages can fail after any check
     };
     char* slab_page(uint32_t tensor, uint32_t id) const {
         return regions_[index_.tensors()[tensor].shard].base + geometry_.movable_offset(tensor, id);
@@ -65,6 +69,8 @@ class ShardedStore : public Store {
     void open_shards(bool direct);
     // The shard's ranges that never move, within what is mapped of it.
     std::vector<Geometry::Range> resident(uint32_t shard) const;
+    // The shard's region is a mapping of its file, or of a copy of it.
+    void watch(uint32_t shard);
     // Uses llama.cpp's mapping as the region; `overlay` also puts memory of our own in its place.
     void use(uint32_t shard, const Mapping& mapping);
     void overlay(uint32_t shard, const Mapping& mapping);
@@ -73,9 +79,10 @@ class ShardedStore : public Store {
     StoreOptions options_;
     std::vector<Region> regions_;
     StoreCounters counters_;
-    std::optional<Failure> failure_;
+    mutable std::optional<Failure> failure_;  // a fault is noted when it is asked for
 
   private:
+    Failure lost_page(uint32_t shard, uint64_t offset) const;
     void read_tail(uint32_t shard, uint64_t begin, uint64_t end);
     uint32_t next_tag_ = 0;
     uint64_t load_total_ = 0;

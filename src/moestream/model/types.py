@@ -137,6 +137,11 @@ class Model:
         last = self.n_layers - self.n_mtp_layers
         return sum(bank.used * bank.expert_bytes for bank in self.banks if bank.layer < last)
 
+    def tensor_at(self, shard: int, offset: int) -> str:
+        """The name of the tensor that has this byte of a shard's file."""
+        holders = (t.name for t in self.tensors if t.shard == shard and 0 <= offset - t.offset < t.nbytes)
+        return next(holders, "no tensor")
+
     @property
     def identity(self) -> str:
         """16 hex digits over the sizes of the shards, every tensor's name, type, shape and place, and samples of the
