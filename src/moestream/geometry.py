@@ -16,7 +16,7 @@ from moestream.errors import BudgetError
 from moestream.units import format_bytes, megabytes
 
 if TYPE_CHECKING:
-    from moestream.model import Model
+    from moestream.model import Bank, Model
 
 PAGE = 4096
 #: A part's pool of frames is taken in pages of this size.
@@ -26,7 +26,7 @@ HUGE_PAGE = 2 << 20
 @dataclass(frozen=True)
 class Part:
     """Banks whose frames are alike. ``pages``: movable pages of a slab, by the tensor's place in its bank;
-    ``widths``: (experts, used by a token) of each bank."""
+    ``widths``: (experts, needed at once by a token) of each bank."""
 
     banks: tuple[int, ...]
     pages: tuple[int, ...]
@@ -83,6 +83,12 @@ def _movable_pages(offset: int, slab_bytes: int, count: int) -> int:
     return fewest
 
 
+def needed_at_once(bank: Bank) -> int:
+    """Experts of the bank that must be in memory together for one token: of chunk experts all, whatever it uses,
+    because the engine reads such a bank whole."""
+    return bank.used if bank.kind == "routed" else bank.count
+
+
 def slab_geometry(model: Model) -> Geometry:
     """Which of the model's pages move, and in which parts."""
     movable = [0] * len(model.shards)
@@ -98,7 +104,7 @@ def slab_geometry(model: Model) -> Geometry:
             touched[tensor.shard].append((tensor.offset // PAGE * PAGE, -(-end // PAGE) * PAGE))
     parts = []
     for pages, banks in alike.items():
-        widths = tuple((model.banks[b].count, model.banks[b].used) for b in banks)
+        widths = tuple((model.banks[b].count, needed_at_once(model.banks[b])) for b in banks)
         parts.append(Part(tuple(banks), pages, widths))
     boundary = sum(
         _covered(ranges, shard.bytes) - moved

@@ -222,9 +222,9 @@ def _movable_demand(model: Model, geometry: Geometry) -> int:
     """Bytes one decoded token reads when nothing of it is cached."""
     trunk = model.n_layers - model.n_mtp_layers
     return sum(
-        model.banks[b].used * part.frame_bytes
+        needed * part.frame_bytes
         for part in geometry.parts
-        for b in part.banks
+        for b, (_, needed) in zip(part.banks, part.widths, strict=True)
         if model.banks[b].layer < trunk
     )
 

@@ -158,6 +158,16 @@ def test_split_stays_within_its_bounds_and_wastes_nothing(
         split_budget(geometry, needed - 1, n_batch)
 
 
+def test_chunk_experts_are_needed_all_at_once() -> None:
+    """The engine reads such a bank whole, whatever a token uses of it."""
+    routed, chunks = _model([[(0, 40960, 0)], [(0, 40960, 0)]], count=16, used=2).banks
+    model = dataclasses.replace(
+        _model([], count=16, used=2), banks=(routed, dataclasses.replace(chunks, kind="chunk", layer=0))
+    )
+    for n_tokens in (1, 3):
+        assert slab_geometry(model).smallest(n_tokens) == [16]
+
+
 def test_split_is_in_proportion_to_bytes() -> None:
     parts = (Part((0, 1), (100,), ((64, 4), (64, 4))), Part((2, 3), (50,), ((64, 4), (64, 4))))
     geometry = Geometry(parts, 0, 0)

@@ -145,9 +145,16 @@ def _geometry(model: dict[str, Any]) -> Geometry:
     parts = []
     for part in model["parts"]:
         banks = tuple(int(bank) for bank in part["banks"])
-        widths = tuple((int(model["experts"][b]), int(model["used"][b])) for b in banks)
+        widths = tuple(_width(model, b) for b in banks)
         parts.append(Part(banks, (int(part["frame_bytes"]) // PAGE,), widths))
     return Geometry(tuple(parts), 0, 0)
+
+
+def _width(model: dict[str, Any], bank: int) -> tuple[int, int]:
+    """As ``Part.widths``: a bank of chunk experts is read whole."""
+    experts = int(model["experts"][bank])
+    chunks = "roles" in model and str(model["roles"][bank][0]).startswith("chunk_")
+    return experts, experts if chunks else int(model["used"][bank])
 
 
 @dataclass(frozen=True)
