@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from moestream.lab.models import EQUAL, MECHANISMS, Row, measure, page, wanted
+from children import run_child
+from conftest import told_otherwise
+from moestream.lab import models
+from moestream.lab.models import ARMS, EQUAL, Row, measure, page, wanted
 from moestream.make import make_model
+from moestream.model import Model, read_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 #: Rows in which llama.cpp itself does not run what its loader loads, and where it stops.
@@ -35,7 +43,7 @@ def test_every_row_is_equal_or_says_where_llama_cpp_stops() -> None:
         if row.name in NOT_RUN_BY_LLAMA_CPP:
             assert all(NOT_RUN_BY_LLAMA_CPP[row.name] in outcome for outcome in row.outcomes)
         else:
-            assert row.outcomes == (EQUAL,) * len(MECHANISMS), row.name
+            assert row.outcomes == (EQUAL,) * len(ARMS), row.name
 
 
 def test_the_layouts_are_all_there() -> None:
@@ -47,6 +55,16 @@ def test_the_layouts_are_all_there() -> None:
         "next-token prediction", "recurrent layers",
     ):  # fmt: skip
         assert layout in text
+
+
+def test_a_mixture_differs_across_layers_and_roles(tmp_path: Path) -> None:
+    model = read_model(make_model(models.PLAIN, models.SHAPE, "Q4_K_M", tmp_path / "model.gguf"))
+    types = {
+        role: [tensor.type_name for bank in model.banks for tensor in bank.tensors if tensor.role == role]
+        for role in ("gate", "up", "down")
+    }
+    assert set(types["gate"]) == set(types["up"]) == {"q4_K"}
+    assert set(types["down"]) == {"q4_K", "q6_K"}
 
 
 def made_again() -> list[Row]:
@@ -63,14 +81,66 @@ def test_a_fresh_row_is_the_committed_one(row: Row) -> None:
     assert measure(row.name, row.quant).line == row.line
 
 
-def test_a_mechanism_that_reads_nothing_is_told_from_stock(tmp_path: Path, monkeypatch) -> None:
-    """The comparison itself: slabs that were never read give other logits."""
-    from conftest import told_otherwise
-    from moestream.lab import models
-    from moestream.model import read_model
-
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[Path, Model]:
     path = make_model("olmoe", models.SHAPE, "Q4_K", tmp_path / "model.gguf")
+    return path, read_model(path)
+
+
+def test_a_mechanism_that_reads_nothing_is_told_from_stock(small, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself: slabs that were never read give other logits, again and again."""
     told_otherwise(monkeypatch, lambda arguments: arguments.update(reader="null"))
-    assert re.fullmatch(
-        r"\*\*differs\*\*|.*not numbers", models._outcome(path, read_model(path), "arena+sync+lru")
+    other = (
+        r"from row 0 of 7, \d+ of 320 values, the first at \d+, (by at most [\d.e+-]+|\d+ of them no numbers)"
     )
+    assert re.fullmatch(
+        rf"\*\*differs\*\* {other}; again: differs {other}; loaded anew: differs {other}; llama\.cpp again: equal",
+        models._outcome(*small, "arena+sync+lru"),
+    )
+
+
+#: Which answer (after one of stock's in larger steps) is another one than it should be, and what is then told of each
+#: that is asked for once more.
+CHANGED = {
+    "stock's": (1, ("differs", "differs", "differs")),
+    "ours of a moment": (2, ("equal", "equal", "equal")),
+}
+
+
+@pytest.mark.parametrize("which", CHANGED)
+def test_a_row_that_differs_once_explains_itself(small, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, told = CHANGED[which]
+    asked = iter(range(9))
+    real = models.answer
+
+    def answer(llama: Any) -> Any:
+        rows = real(llama)
+        if next(asked) == number:
+            rows[3][[5, 80]] += np.float32(0.5)
+        return rows
+
+    monkeypatch.setattr(models, "answer", answer)
+    where = r" from row 3 of 7, 2 of 320 values, the first at 5, by at most 0\.5"
+    again, anew, stock = (f"differs{where}" if one == "differs" else one for one in told)
+    assert re.fullmatch(
+        rf"\*\*differs\*\*{where}; again: {again}; loaded anew: {anew}; llama\.cpp again: {stock}",
+        models._outcome(*small, "arena"),
+    )
+
+
+def test_a_row_whose_process_was_killed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    run = subprocess.run
+    monkeypatch.setattr(models.subprocess, "run", lambda _command, **how: run(killed, **how))
+    told = measure("olmoe", "Q4_K").outcomes
+    assert told == ("llama.cpp, ended by SIGKILL: it ended without a word",) * len(ARMS)
+
+
+def test_a_budget_is_named_for_chunk_experts_which_are_read_whole(tiny) -> None:
+    """In a process of its own the smallest cap leaves no room beside what it was counted from."""
+    path = tiny("grovemoe", "tiny,experts=256,ff=512,layers=2")
+    cap = run_child(path, 1, "arena")["smallest_bytes"]
+    result = run_child(path, cap, "arena", length=40)
+    assert "error" not in result, result["text"]
+    assert result["counters"]["misses"] > sum(result["capacities"])
+    assert result["digests"] == run_child(path, "1GiB", "mapped+willneed", length=40)["digests"]

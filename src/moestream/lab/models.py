@@ -6,13 +6,13 @@ process of its own, because llama.cpp ends its process over what it cannot run. 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from moestream.errors import MoestreamError
+from moestream.errors import BudgetError, MoestreamError
 from moestream.geometry import slab_geometry
+from moestream.lab.logits import PROMPT, STEPS, Logits, answer, difference, remembers
 from moestream.make import ARCHITECTURES, make_model
 from moestream.make.ask import refusal
 from moestream.make.random_model import MIXTURES, QUANTS
@@ -31,12 +32,15 @@ from moestream.model.ggml import binding_version
 #: More experts of fewer pages than the usual tiny model: the smallest budget holds a few of them.
 SHAPE = "tiny,experts=32"
 MECHANISMS = ("arena", "mapped+willneed")
+#: What a row is measured with: a mechanism with a share of the experts, and an arena with as few as there may be.
+FEWEST = "arena, fewest experts"
+ARMS = (*MECHANISMS, FEWEST)
 EQUAL = "equal"
 #: The architecture that is tried in every quantization.
 PLAIN = "llama"
 _COLUMNS = (
     "| architecture | type | tensors of an expert | beside them | "
-    + " | ".join(f"`{mechanism}`" for mechanism in MECHANISMS)
+    + " | ".join((*(f"`{mechanism}`" for mechanism in MECHANISMS), f"`{FEWEST.replace(',', '`,', 1)}"))
     + " |"
 )
 _PAGE = """# Models that stream
@@ -44,8 +48,10 @@ _PAGE = """# Models that stream
 Every mixture-of-experts architecture of the llama.cpp in {binding}. Each row is a tiny model with random
 weights (`moestream make-model --arch ARCHITECTURE --shape tiny,experts=32 --quant TYPE`) that llama.cpp itself runs
 first: a prompt of {prompt} tokens in several batches, then {steps} greedy tokens. *equal*: under this mechanism all
-logits of every step are llama.cpp's own bit for bit, and `arena` had to evict experts. Anything else is the reason in
-the words of the program that gave it. `make models` writes this page; CI makes every row again.
+logits of every step are llama.cpp's own bit for bit, and `arena` had to evict experts. *fewest experts*: under the
+smallest cap that `moestream plan` names for the model, with no more experts than a step of {fewest} tokens needs at
+once. Anything else is the reason in the words of the program that gave it, or how the logits differ. `make models`
+writes this page; CI makes every row again.
 
 ## Architectures
 
@@ -64,7 +70,7 @@ Every type that ggml's quantizer makes, and a mixture of two across layers and r
 {head}
 {quants}
 """
-_PROMPT, _BATCH, _STEPS = 150, 32, 6
+_BATCH, _FEWEST_BATCH = 32, 2
 _SETTINGS: dict[str, Any] = {
     "n_ctx": 256, "n_batch": _BATCH, "n_ubatch": _BATCH, "n_threads": 1, "n_threads_batch": 1,
 }  # fmt: skip
@@ -102,8 +108,10 @@ def measure(arch: str, quant: str) -> Row:
     command = [sys.executable, "-m", "moestream.lab.models", "--one", arch, quant]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
-        reason = f"llama.cpp: {_short(refusal(done.stderr))}"
-        return Row(arch, quant, "", "", tuple(reason for _ in MECHANISMS))
+        # Who has killed it (for its memory, say) is not who ends himself over what he cannot run.
+        ended = f", ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else ""
+        reason = f"llama.cpp{ended}: {_short(refusal(done.stderr))}"
+        return Row(arch, quant, "", "", tuple(reason for _ in ARMS))
     found = json.loads(done.stdout.splitlines()[-1])
     return Row(**{**found, "outcomes": tuple(found["outcomes"])})
 
@@ -118,88 +126,112 @@ def _measure_here(arch: str, quant: str) -> Row:
         path = make_model(arch, SHAPE, quant, Path(directory, "model.gguf"))
         model = read_model(path)
         _stock(path, _BATCH)  # what stock cannot run is its own reason, not a mechanism's
-        outcomes = tuple(_outcome(path, model, mechanism) for mechanism in MECHANISMS)
+        outcomes = tuple(_outcome(path, model, arm) for arm in ARMS)
     return Row(arch, quant, _experts(model), _beside(model), outcomes)
 
 
+@dataclass(frozen=True)
+class _Stock:
+    """What llama.cpp itself answers, and whether the model has a memory."""
+
+    rows: list[Logits]
+    remembers: bool
+
+
 @cache
-def _stock(path: Path, n_batch: int) -> tuple[list[str], bool]:
-    """What llama.cpp itself answers in steps of ``n_batch`` tokens, and whether the model has a memory."""
+def _stock(path: Path, n_batch: int) -> _Stock:
+    """In steps of ``n_batch`` tokens."""
+    return _ask_stock(path, n_batch)
+
+
+def _ask_stock(path: Path, n_batch: int) -> _Stock:
     from moestream.binding import llama_cpp, wrapped_defaults
 
     def change(params: Any) -> None:
         params.use_extra_bufts = False
 
+    settings = {**_SETTINGS, "n_batch": n_batch, "n_ubatch": n_batch, "verbose": True}
     with wrapped_defaults(model=change):
-        llama = llama_cpp.Llama(
-            str(path), **{**_SETTINGS, "n_batch": n_batch, "n_ubatch": n_batch, "verbose": True}
-        )
+        llama = llama_cpp.Llama(str(path), **settings)
     try:
-        return _answer(llama), _remembers(llama)
+        found = _Stock(answer(llama), remembers(llama))
     finally:
         llama.close()
+    if not all(np.isfinite(row).all() for row in found.rows):
+        raise MoestreamError("the logits are not numbers")
+    return found
 
 
-def _outcome(path: Path, model: Model, mechanism: str) -> str:
-    """``equal``, or in what way the mechanism does not do what stock does."""
+def _load(path: Path, model: Model, arm: str) -> Any:
+    """Our ``Llama`` as an arm has it."""
     import moestream
 
     geometry = slab_geometry(model)
-    everything = geometry.bytes_of([part.experts for part in geometry.parts])
-    limit = max(int(_SHARE * everything), geometry.bytes_of(geometry.smallest(1)))
+    smallest = geometry.bytes_of(geometry.smallest(1))
     # Without a memory llama.cpp computes all rows of a batch, whichever are asked for.
-    settings = {**_SETTINGS, "logits_all": not _stock(path, _BATCH)[1]}
+    settings = {**_SETTINGS, "logits_all": not _stock(path, _BATCH).remembers}
+    if arm != FEWEST:
+        everything = geometry.bytes_of([part.experts for part in geometry.parts])
+        limit = max(int(_SHARE * everything), smallest)
+        return moestream.Llama(path, ram=_RAM, mechanism=arm, _expert_bytes=limit, **settings)
+    cap = _smallest_cap(path, settings)
+    llama = moestream.Llama(path, ram=cap, mechanism="arena", _expert_bytes=smallest, **settings)
+    llama.n_batch = min(llama.n_batch, _FEWEST_BATCH)
+    # The budget's pages are of 2 MiB, in which more of these small experts would find room.
+    fewest = geometry.smallest(llama.n_batch)
+    if list(llama._engine.resize(fewest)) != fewest:
+        llama.close()
+        raise MoestreamError(f"the budget does not shrink to {fewest} experts")
+    return llama
+
+
+def _smallest_cap(path: Path, settings: dict[str, Any]) -> int:
+    """What a plan that is refused says would do."""
+    import moestream
+
     try:
-        with moestream.Llama(path, ram=_RAM, mechanism=mechanism, _expert_bytes=limit, **settings) as llama:
-            if _answer(llama) != _stock(path, llama.n_batch)[0]:
-                return "**differs**"
-            if mechanism.startswith("arena") and not _evicted(llama):
-                return "**nothing was evicted**"
-            return EQUAL
+        moestream.Llama(path, ram=1, mechanism="arena", **settings).close()
+    except BudgetError as error:
+        if error.smallest_bytes is not None:
+            return error.smallest_bytes
+    raise MoestreamError("a cap of one byte is not refused with the smallest that works")
+
+
+def _outcome(path: Path, model: Model, arm: str) -> str:
+    """``equal``, or in what way the arm does not do what stock does."""
+    try:
+        with _load(path, model, arm) as llama:
+            n_batch = llama.n_batch
+            expected = _stock(path, n_batch).rows
+            found = difference(answer(llama), expected)
+            if found is None:
+                unmoved = arm.startswith("arena") and not _evicted(llama)
+                return "**nothing was evicted**" if unmoved else EQUAL
+            repeated = _repeated(lambda: answer(llama), expected)
     except MoestreamError as error:
         return f"refused: {error}"
+    anew = _repeated(lambda: _answer_anew(path, model, arm), expected)
+    stock = _repeated(lambda: _ask_stock(path, n_batch).rows, expected)
+    return f"**differs** {found}; again: {repeated}; loaded anew: {anew}; llama.cpp again: {stock}"
+
+
+def _repeated(run: Callable[[], list[Logits]], expected: list[Logits]) -> str:
+    """What an answer that differed is when it is asked for once more: a fault of the moment, of a load or for ever."""
+    try:
+        found = difference(run(), expected)
+    except MoestreamError as error:
+        return f"refused: {error}"
+    return EQUAL if found is None else f"differs {found}"
+
+
+def _answer_anew(path: Path, model: Model, arm: str) -> list[Logits]:
+    with _load(path, model, arm) as llama:
+        return answer(llama)
 
 
 def _evicted(llama: Any) -> bool:
     counters = llama._engine.counters
     return bool(counters["misses"] + counters["speculative_issued"] > sum(llama.plan.capacities))
-
-
-def _answer(llama: Any) -> list[str]:
-    """A digest of all logits after a prompt of several batches, and after each greedy token.
-
-    A model without a memory (a diffusion model, an encoder) takes each batch for itself.
-    """
-    remembers = _remembers(llama)
-    feed = [int(token) for token in np.random.RandomState(0).randint(1, 256, _PROMPT)]
-    position, digests = 0, []
-    for _ in range(_STEPS + 1):
-        for start in range(0, len(feed), llama.n_batch):
-            part = feed[start : start + llama.n_batch]
-            llama._batch.set_batch(part, n_past=position, logits_all=False)
-            llama._ctx.decode(llama._batch)
-            position += len(part) if remembers else 0
-        logits = _last_logits(llama)
-        if not np.isfinite(logits).all():
-            raise MoestreamError("the logits are not numbers")
-        digests.append(hashlib.sha256(logits.tobytes()).hexdigest())
-        feed = [int(logits.argmax())]
-    return digests
-
-
-def _remembers(llama: Any) -> bool:
-    from moestream.binding import low
-
-    return low.llama_get_memory(llama._ctx.ctx) is not None
-
-
-def _last_logits(llama: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-    import ctypes
-
-    from moestream.binding import low
-
-    row = low.llama_get_logits_ith(llama._ctx.ctx, -1)
-    return np.ctypeslib.as_array(ctypes.cast(row, ctypes.POINTER(ctypes.c_float)), (llama.n_vocab(),)).copy()
 
 
 def _experts(model: Model) -> str:
@@ -252,7 +284,7 @@ def page(rows: Iterable[Row]) -> str:
     head = "\n".join((_COLUMNS, re.sub(r"[^|]+", "---", _COLUMNS)))
     architectures, quants = lines[: len(ARCHITECTURES)], lines[len(ARCHITECTURES) :]
     return _PAGE.format(
-        binding=binding_version(), prompt=_PROMPT, steps=_STEPS, head=head,
+        binding=binding_version(), prompt=PROMPT, steps=STEPS, fewest=_FEWEST_BATCH, head=head,
         architectures="\n".join(architectures), quants="\n".join(quants),
     )  # fmt: skip
 
