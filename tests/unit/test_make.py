@@ -15,13 +15,13 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, quants
 
 from moestream.errors import RefusedError, UsageError
-from moestream.make import SHAPES, demo_path, make_model
+from moestream.make import SHAPES, demo_path, kinds, make_model
 from moestream.make import output as output_module
 from moestream.make.dense import TracedModel
 from moestream.make.ggml import ggml_base
 from moestream.make.output import TensorSpec
 from moestream.make.quantize import RandomWeights, quantize_rows
-from moestream.make.random_model import lay_out, parse_quant
+from moestream.make.random_model import QUANTS, lay_out, parse_quant
 from moestream.make.shapes import check_shape, parse_shape
 from moestream.make.tokenizer import SMALLEST_VOCAB
 from moestream.make.written import WRITTEN
@@ -180,6 +180,25 @@ def test_dense_rows_that_do_not_fit_the_type_fall_back_with_a_reason() -> None:
     layout = lay_out("deepseek2", parse_shape("deepseek2", "tiny"), "Q4_K")
     assert any("attn_k_b" in reason and "Q8_0" in reason and "256" in reason for reason in layout.fallbacks)
     assert lay_out("llama", parse_shape("llama", "tiny"), "Q4_K").fallbacks == []
+
+
+#: Of these ggml makes intermediate results, indices and sums; its quantizer ends its process over them.
+NO_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
+
+
+def test_every_type_that_ggml_quantizes_to_can_be_made() -> None:
+    import llama_cpp
+
+    ggml, names = ggml_base(), set()
+    ggml.ggml_blck_size.restype, ggml.ggml_type_size.restype = ctypes.c_int64, ctypes.c_size_t
+    ggml.ggml_type_name.restype = ctypes.c_char_p
+    for number in range(llama_cpp.GGML_TYPE_COUNT):
+        block, size = ggml.ggml_blck_size(number), ggml.ggml_type_size(number)
+        name = ggml.ggml_type_name(number).decode().upper()
+        if block and name not in NO_WEIGHTS:  # without a block: a type of the past
+            assert kinds.numbered(number) == (name, number, block, size)
+            names.add(name)
+    assert names == set(QUANTS)
 
 
 def test_quants_of_the_mixture_and_of_4_bit_floats() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from moestream.box import cache_directory
 from moestream.errors import MoestreamError, RefusedError
@@ -54,10 +54,10 @@ class TensorSpec:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row. The type's block must divide ne0."""
-        import gguf
+        from moestream.make.kinds import numbered
 
-        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(self.ggml_type)]
-        return self.shape[0] // block * size
+        kind = numbered(self.ggml_type)
+        return self.shape[0] // kind.values * kind.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +89,8 @@ def write_model(
         writer.data_alignment = ALIGNMENT
         add_metadata(writer)
         for spec, _ in tensors:
-            raw_type = gguf.GGMLQuantizationType(spec.ggml_type)
+            # Of the type only its number is written; the package need not know it.
+            raw_type = cast("gguf.GGMLQuantizationType", spec.ggml_type)
             # A dtype that is not uint8 tells the writer that the shape counts elements, not bytes.
             writer.add_tensor_info(spec.name, spec.shape[::-1], np.dtype(np.float32), spec.nbytes, raw_type)
         writer.write_header_to_file(temporary)

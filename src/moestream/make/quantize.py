@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
 from moestream.errors import MoestreamError
 from moestream.make.ggml import ggml_base
+from moestream.make.kinds import numbered
 from moestream.make.output import TensorSpec
 
 Bytes = npt.NDArray[np.uint8]
@@ -31,7 +31,7 @@ def quantize_rows(values: npt.NDArray[np.float32], ggml_type: int) -> Bytes:
     """``values``, (rows, n_per_row), in ``ggml_type``: (rows, bytes of a row). The type's block must divide
     n_per_row."""
     ggml = ggml_base()
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(ggml_type)]
+    _, _, block, size = numbered(ggml_type)
     rows, length = values.shape
     if length % block:
         raise MoestreamError(f"rows of {length} are not whole blocks of {block}")
@@ -67,7 +67,7 @@ class RandomWeights:
     def tensor(self, spec: TensorSpec, scale: float, number: int) -> Iterator[Bytes]:
         """The bytes of one tensor in chunks. ``scale`` is the standard deviation, ``number`` tells tensors
         apart."""
-        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(spec.ggml_type)]
+        _, _, block, size = numbered(spec.ggml_type)
         # Types without blocks move in groups, because copying single numbers is slow.
         group = block if block > 1 else math.gcd(spec.shape[0], 32)
         unit_bytes = group // block * size

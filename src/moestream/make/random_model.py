@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from moestream.errors import UsageError
 from moestream.make.ask import asked_tensors
+from moestream.make.kinds import Kind, named
 from moestream.make.output import Progress, TensorSpec, write_model
 from moestream.make.quantize import RandomWeights
 from moestream.make.shapes import (
@@ -29,12 +30,12 @@ from moestream.make.shapes import (
 )
 from moestream.make.tokenizer import add_tokenizer
 
-_TYPE = gguf.GGMLQuantizationType
-_F32 = _TYPE.F32
+_F32 = named("F32")
 
 #: Types ggml's quantizer makes and its CPU backend multiplies with.
 QUANTS = (
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "F32", "F16", "BF16", "Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
+    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0",
     "MXFP4", "NVFP4",
 )  # fmt: skip
@@ -58,11 +59,11 @@ class Recipe:
     """Which type a tensor gets: routed experts ``experts``, other matrices ``dense``, a choice of layers
     ``better``."""
 
-    experts: gguf.GGMLQuantizationType
-    dense: gguf.GGMLQuantizationType
-    better: gguf.GGMLQuantizationType | None = None
+    experts: Kind
+    dense: Kind
+    better: Kind | None = None
 
-    def wanted(self, name: str, layers: int) -> gguf.GGMLQuantizationType:
+    def wanted(self, name: str, layers: int) -> Kind:
         if self.better is not None and (name == "output.weight" or _gets_better(name, layers)):
             return self.better
         return self.experts if "_exps" in name else self.dense
@@ -81,12 +82,12 @@ def parse_quant(text: str) -> Recipe:
     """The recipe of a name of ``QUANTS`` or ``MIXTURES``. Raises UsageError with the nearest names."""
     name = text.upper()
     if name == "Q4_K_M":
-        return Recipe(_TYPE.Q4_K, _TYPE.Q4_K, _TYPE.Q6_K)
+        return Recipe(named("Q4_K"), named("Q4_K"), named("Q6_K"))
     if name not in QUANTS:
         raise UsageError(f"unknown quantisation {text!r}: {nearest(name, (*QUANTS, *MIXTURES))}")
-    kind: gguf.GGMLQuantizationType = getattr(_TYPE, name)
+    kind = named(name)
     # Files in the 4-bit float types keep everything but the experts in eight bits.
-    return Recipe(kind, _TYPE.Q8_0 if name in ("MXFP4", "NVFP4") else kind)
+    return Recipe(kind, named("Q8_0") if name in ("MXFP4", "NVFP4") else kind)
 
 
 @dataclass(frozen=True)
@@ -111,19 +112,18 @@ def lay_out(arch: str, shape: Shape, quant: str) -> Layout:
     specs, fallbacks = [], []
     for name, extents in tensors_of(arch, shape):
         kind = _kind_of(name, extents, recipe, shape.layers)
-        if extents[0] % gguf.GGML_QUANT_SIZES[kind][0]:
-            block = gguf.GGML_QUANT_SIZES[kind][0]
+        if extents[0] % kind.values:
             if "_exps" in name:
                 raise UsageError(
-                    f"{name}: its rows of {extents[0]} are not whole {kind.name} blocks of {block}; "
+                    f"{name}: its rows of {extents[0]} are not whole {kind.name} blocks of {kind.values}; "
                     "choose a type with smaller blocks, such as Q8_0 or Q4_0, or another ff or embd"
                 )
-            other = _TYPE.F16 if extents[0] % 32 else _TYPE.Q8_0
+            other = named("F16" if extents[0] % 32 else "Q8_0")
             fallbacks.append(
-                f"{name} is {other.name}: rows of {extents[0]} are not whole {kind.name} blocks of {block}"
+                f"{name} is {other.name}: rows of {extents[0]} are not whole {kind.name} blocks of {kind.values}"
             )
             kind = other
-        specs.append(TensorSpec(name, extents, int(kind)))
+        specs.append(TensorSpec(name, extents, kind.number))
     return Layout(specs, fallbacks)
 
 
@@ -154,9 +154,9 @@ def _add_metadata(writer: gguf.GGUFWriter, arch: str, shape: Shape) -> None:
     add_tokenizer(writer, shape.vocab)
 
 
-def _kind_of(name: str, extents: tuple[int, ...], recipe: Recipe, layers: int) -> gguf.GGMLQuantizationType:
+def _kind_of(name: str, extents: tuple[int, ...], recipe: Recipe, layers: int) -> Kind:
     if "tid2eid" in name:
-        return _TYPE.I32
+        return named("I32")
     return _F32 if _stays_f32(name, extents) else recipe.wanted(name, layers)
 
 
@@ -187,7 +187,7 @@ def _chunks(
     weights: RandomWeights, spec: TensorSpec, number: int, experts: int
 ) -> Callable[[], Iterable[npt.NDArray[np.uint8]]]:
     random = np.random.RandomState([weights.seed, number])
-    if spec.ggml_type == _TYPE.I32:
+    if spec.ggml_type == named("I32").number:
         return lambda: [_token_table(spec, random, experts).view(np.uint8).reshape(-1)]
     if (_stays_f32(spec.name, spec.shape) and ".ffn_gate_inp." not in spec.name) or len(spec.shape) == 1:
         return lambda: [_small_tensor(spec, random).view(np.uint8).reshape(-1)]
