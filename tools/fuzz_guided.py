@@ -34,7 +34,8 @@ HOME = Path("build/fuzz-guided")
 ROOM = 1 << 20
 #: The longest input: three times the longest seed.
 MOST_BYTES = 64 << 10
-_COVERAGE = re.compile(r"cov: (\d+) ft: (\d+)")
+_SEEDED = re.compile(r"INITED cov: (\d+) ft: (\d+)")
+_COVERED = re.compile(r"cov: (\d+) ft: (\d+)")
 _RUNS = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
 
 
@@ -159,18 +160,18 @@ def _report(seconds: int) -> int:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
         command = [sys.executable, __file__, "--seconds", str(seconds), "--watched", directory]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
-    covered = _COVERAGE.findall(done.stderr)
+    seeded, covered = _SEEDED.search(done.stderr), _COVERED.findall(done.stderr)
     runs = _RUNS.search(done.stderr)
     found = sorted(set((HOME / "finds").iterdir()) - before)
     for path in found:
         with contextlib.suppress(UnicodeDecodeError):
             print(f"{path}: {path.read_text().strip()}" if path.suffix == ".txt" else path)
-    if runs is None or not covered:
+    if runs is None or seeded is None:
         print(done.stderr[-4000:], file=sys.stderr)
         print(f"the watched process ended with {done.returncode}", file=sys.stderr)
         return 1
     print(
-        f"{runs[1]} headers in {seconds} s: branches {covered[0][0]} -> {covered[-1][0]}, features {covered[0][1]} -> "
+        f"{runs[1]} headers in {seconds} s: branches {seeded[1]} -> {covered[-1][0]}, features {seeded[2]} -> "
         f"{covered[-1][1]}, {sum(1 for _ in (HOME / 'corpus').iterdir())} headers kept, {len(found)} finds"
     )
     return 1 if found or done.returncode else 0

@@ -84,6 +84,29 @@ def test_a_shard_that_says_it_is_alone(tmp_path: Path, shard: int, count: int) -
 
 
 @pytest.mark.parametrize(
+    ("key", "shard", "pattern"),
+    [
+        (
+            "split.count",
+            0,
+            r"its name says 4 shards and split\.tensors\.count 12 .* its split\.count is missing",
+        ),
+        ("split.no", 0, r"split\.no None and split\.count 4 make no sense"),
+        ("split.no", 1, r"split\.no None and split\.count 4 make no sense"),
+        (
+            "split.tensors.count",
+            0,
+            r"split\.tensors\.count is missing, llama\.cpp reads i32; split the model again",
+        ),
+    ],
+)
+def test_missing_split_keys(tmp_path: Path, key: str, shard: int, pattern: str) -> None:
+    shards = split_gguf(tmp_path / "m.gguf", 3)
+    patch(shards[shard], rename_bytes(key.encode(), key.encode()[:-1] + b"X"))
+    refused(shards[shard], pattern)
+
+
+@pytest.mark.parametrize(
     ("key", "shard", "value"),
     [
         ("split.count", 0, struct.pack("<II", 4, 4)),

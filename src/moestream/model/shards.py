@@ -99,23 +99,23 @@ def _refuse_misaligned(path: Path, header: Header) -> None:
 
 def _check_alone(file: File) -> None:
     """Raises ModelError for a shard whose header says that it is the whole model."""
-    _check_types(file, ("split.count",))
+    if "split.count" in file.header.types:
+        _check_types(file, ("split.count",))
     name = _SHARD_NAME.fullmatch(file.path.name)
     total = file.number("split.tensors.count")
     if name and int(name[3]) > 1 and total not in (None, len(file.header.tensors)):
         raise ModelError(
             f"{file.path}: its name says {int(name[3])} shards and split.tensors.count {total} tensors, but its "
-            f"split.count is {file.number('split.count')}; split the model again"
+            f"split.count is {file.header.metadata.get('split.count', 'missing')}; split the model again"
         )
 
 
 def _check_types(file: File, keys: Iterable[str]) -> None:
     for key in keys:
         found, wanted = file.header.types.get(key), _SPLIT_TYPES[key]
-        if found not in (None, wanted):
-            raise ModelError(
-                f"{file.path}: {key} is of type {found}, llama.cpp reads {wanted}; split the model again"
-            )
+        if found != wanted:
+            said = f"of type {found}" if found else "missing"
+            raise ModelError(f"{file.path}: {key} is {said}, llama.cpp reads {wanted}; split the model again")
 
 
 def _siblings(given: File, number: int, count: int) -> tuple[File, list[Path]]:
