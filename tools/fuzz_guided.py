@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 #: What is watched: all that reads headers.
 WATCHED = ("moestream.model", "moestream.unchanged")
 HOME = Path("build/fuzz-guided")
-#: Bytes behind a header, holes: more than any of the seeds' tensors need.
-ROOM = 1 << 20
+#: Bytes behind a header, holes: more than any of the seeds' tensors need, not many more that a header can be walked in.
+ROOM = 400_000
 #: The longest input: three times the longest seed.
 MOST_BYTES = 64 << 10
 _SEEDED = re.compile(r"INITED cov: (\d+) ft: (\d+)")

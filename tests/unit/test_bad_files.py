@@ -73,7 +73,11 @@ def test_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b"GGUF" + struct.pack("<IQQ", 0, 1, 1), "GGUF version 0"),
         (b"GGUF" + struct.pack(">IQQ", 3, 1, 1), "big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 40, 1), "implausible number of tensors"),
+        (b"GGUF" + struct.pack("<IQQ", 3, (1 << 16) + 1, 1), "implausible number of tensors"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 40), "implausible number of metadata keys"),
+        # Zeros behind a count, as where a download broke off: not walked to their end.
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 16, 0) + bytes(4096), "implausible empty name of tensor 1"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 16) + bytes(4096), "implausible length 0 of a metadata key"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 1 << 62), "implausible length .* metadata key"),
         (b"GGUF" + struct.pack("<IQQQ1sIQ", 3, 1, 1, 1, b"k", 8, 1 << 62), "implausible .* value of 'k'"),
         (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 1, 1, 1, b"k", 9, 8, 1 << 62), "implausible .* array 'k'"),

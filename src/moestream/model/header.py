@@ -17,10 +17,10 @@ from typing import BinaryIO
 from moestream.errors import ModelError
 from moestream.files import advise
 
-# Real models have some 50 keys, at most 100,000 tensors, 300,000 tokens and 30 MB of header: room above that,
-# but none for a count that is really eight bytes of something else.
+# Real models have some 50 keys, at most 50,000 tensors (one an expert), 300,000 tokens and 30 MB of header: room above
+# that, but none for a count that is really eight bytes of something else, or whose walk would take seconds.
 MAX_KEYS = 1 << 16
-MAX_TENSORS = 1 << 20
+MAX_TENSORS = 1 << 16
 MAX_STRING = 1 << 27
 MAX_ARRAY = 1 << 26
 MAX_HEADER = 1 << 30
@@ -186,7 +186,8 @@ def _walk(path: Path, cursor: _Cursor, size: int) -> None:
                 raise _implausible(path, f"metadata of more than {MAX_HEADER} bytes")
         for number in range(n_tensors):
             where = f"the tensor table (tensor {number + 1} of {n_tensors})"
-            _skip_length(path, cursor, f"name of tensor {number + 1}")
+            if _skip_length(path, cursor, f"name of tensor {number + 1}") == 0:
+                raise _implausible(path, f"empty name of tensor {number + 1}")
             dimensions = cursor.u32()
             if dimensions > 8:
                 raise _implausible(path, f"number of dimensions {dimensions} of tensor {number + 1}")
@@ -195,18 +196,19 @@ def _walk(path: Path, cursor: _Cursor, size: int) -> None:
         raise _truncated(path, where, size) from None
 
 
-def _skip_length(path: Path, cursor: _Cursor, what: str) -> None:
-    """Skips one string."""
+def _skip_length(path: Path, cursor: _Cursor, what: str) -> int:
+    """Skips one string and returns its length."""
     length = cursor.u64()
     if length > MAX_STRING:
         raise _implausible(path, f"length {length} of the {what}")
     cursor.skip(length)
+    return length
 
 
 def _skip_key(path: Path, cursor: _Cursor) -> None:
     """Skips one key and its value."""
     length = cursor.u64()
-    if length > 0xFFFF:
+    if not 0 < length <= 0xFFFF:
         raise _implausible(path, f"length {length} of a metadata key")
     key = cursor.take(length).decode("utf-8", "replace")
     kind, count = cursor.u32(), 1
