@@ -165,6 +165,10 @@ def summary(document: dict[str, Any], held: int) -> str:
     cap = document["budget"]["cap_bytes"]
     text += f"; memory held {format_bytes(held)}"
     text += f" of {format_bytes(cap)}" if cap is not None else ""
+    changes = document["governor"]
+    if changes:
+        least = min(change["bytes"] for change in changes)
+        text += f"; gave memory to others, {format_bytes(least)} of experts at the least"
     gone = document["swapped"]
     if any(gone.values()):
         text += f"; the machine swapped {format_bytes(gone['out_bytes'])} out, {format_bytes(gone['in_bytes'])} in"

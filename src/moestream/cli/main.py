@@ -204,8 +204,13 @@ def _wrong_words(error: Any, complain: Any) -> int:
 def forget_stdout() -> None:
     """Let stdout lead nowhere, once its reader is gone: what is still buffered must go somewhere when the
     interpreter exits."""
+    forget(1)
+
+
+def forget(descriptor: int) -> None:
+    """Let it lead nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
+    os.dup2(nowhere, descriptor, inheritable=descriptor <= 2)
     os.close(nowhere)
 
 

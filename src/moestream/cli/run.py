@@ -6,6 +6,7 @@ it must be free to tell the engine. The text goes to stdout as it comes, everyth
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ import typer
 
 from moestream.box import Box, disk_rate, process_memory
 from moestream.cli.banner import Bar, banner, held_bytes, summary
-from moestream.cli.main import forget_stdout
+from moestream.cli.main import forget, forget_stdout
 from moestream.errors import Cancelled, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.members import ELSEWHERE
@@ -33,8 +34,12 @@ from moestream.units import parse_size
 if TYPE_CHECKING:
     from moestream.engine import Llama
 
+#: Signals that end a run with the text so far.
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: How often the main thread looks after a bar and a stop that came too early to be heard.
 _LOOK_S = 0.1
+#: A pipe without a reader, and a terminal that was closed.
+_READER_GONE = (errno.EPIPE, errno.EIO)
 #: Longest piece of text one token can be; a longer one is asked for again with the room it needs.
 _PIECE_BYTES = 256
 
@@ -73,7 +78,10 @@ class Job:
     done: threading.Event = field(default_factory=threading.Event)
 
     def say(self, text: str) -> None:
-        print(text, file=self.stderr, flush=True)
+        try:
+            print(text, file=self.stderr, flush=True)
+        except OSError:  # a terminal that was closed: nobody listens any more
+            forget(self.stderr.fileno())
 
 
 def run(
@@ -123,8 +131,8 @@ def run(
 ) -> None:
     """Generate text from a prompt, within a memory cap.
 
-    The text goes to stdout, the rest to stderr. Ctrl-C ends with the text so far and the summary; a second
-    one at once.
+    The text goes to stdout, the rest to stderr. Ctrl-C (and SIGTERM, SIGHUP) ends with the text so far and the
+    summary; a second one at once.
     """
     if policy is not None:  # an option of `replay`, tried here by habit
         raise UsageError(
@@ -202,9 +210,15 @@ def _supervise(job: Job) -> Job:
 
 @contextmanager
 def _interrupts(job: Job) -> Iterator[None]:
-    """While inside, Ctrl-C stops the job. Outside the main thread signals are not ours to take."""
+    """While inside, Ctrl-C stops the job, and so do a polite kill and a terminal that is closed; what this process was
+    started to ignore (``nohup``) it ignores. Outside the main thread signals are not ours to take."""
+
+    terminals = [number for number in (1, 2, job.stderr.fileno()) if os.isatty(number)]
 
     def stop(number: int, frame: Any) -> None:
+        if number == signal.SIGHUP:  # it is gone, and every line to it would be an error
+            for terminal in terminals:
+                forget(terminal)
         if job.stopping or job.llama is None:
             raise KeyboardInterrupt
         job.stopping = True
@@ -213,11 +227,15 @@ def _interrupts(job: Job) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, stop)
+    heard = {number: signal.getsignal(number) for number in _STOPPING}
+    for number, before in heard.items():
+        if before is not signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, before in heard.items():
+            signal.signal(number, before)
 
 
 def _show_prompt(job: Job) -> None:
@@ -379,6 +397,8 @@ def _write(job: Job, text: bytes) -> None:
     try:
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in _READER_GONE:
+            raise
         job.stopping = True
         forget_stdout()
