@@ -154,7 +154,7 @@ void bind_engine(nb::module_& m) {
             [](Engine* self, const std::vector<ShardRow>& shards, const std::vector<TensorRow>& tensors,
                const std::vector<int32_t>& layers, const std::vector<bool>& optional_banks, std::string libllama,
                std::string store, std::string reader, std::string policy, std::string predictor, std::string dense,
-               bool direct, bool keep_cached, std::string advice, std::string pages, uint64_t max_mappings,
+               bool direct, bool keep_cached, std::string advice, std::string pages, uint64_t max_mappings, bool closed,
                uint64_t alignment, bool huge,
                std::string copy_dir, nb::object seeds, bool interpose,
                std::function<void(const std::string&)> fallback, std::function<void(uint64_t, uint64_t)> progress) {
@@ -173,6 +173,7 @@ void bind_engine(nb::module_& m) {
                 store_options.advice = std::move(advice);
                 store_options.pages = std::move(pages);
                 store_options.max_mappings = max_mappings;
+                store_options.closed = closed;
                 store_options.alignment = alignment;
                 store_options.huge = huge;
                 store_options.speculative = options.predictor != "none";
@@ -185,7 +186,7 @@ void bind_engine(nb::module_& m) {
             nb::kw_only(), nb::arg("shards"), nb::arg("tensors"), nb::arg("layers"), nb::arg("optional_banks"),
             nb::arg("libllama"), nb::arg("store"), nb::arg("reader"), nb::arg("policy"), nb::arg("predictor"),
             nb::arg("dense"), nb::arg("direct"), nb::arg("keep_cached") = false, nb::arg("advice") = "normal", nb::arg("pages") = "recycle",
-            nb::arg("max_mappings"), nb::arg("alignment") = kPage, nb::arg("huge") = false,
+            nb::arg("max_mappings"), nb::arg("closed") = false, nb::arg("alignment") = kPage, nb::arg("huge") = false,
             nb::arg("copy_dir") = "", nb::arg("seeds") = nb::none(), nb::arg("interpose"), nb::arg("fallback"), nb::arg("progress"))
         .def("begin_load", &Engine::begin_load)
         .def("end_load", &Engine::end_load, nb::arg("loaded"))

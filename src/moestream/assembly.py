@@ -28,6 +28,7 @@ from moestream.geometry import slab_geometry, split_budget
 from moestream.mechanism import Mechanism
 from moestream.model import Model
 from moestream.plan import Plan, process_bytes
+from moestream.plan_limits import closes
 from moestream.units import format_bytes
 from moestream.version import INSTALL_TESTED
 
@@ -118,6 +119,7 @@ def build_core(
     AbiError, UsageError."""
     mechanism = plan.mechanism
     trunk = model.n_layers - model.n_mtp_layers
+    limits = Box().limits()
 
     def build(mechanism: Mechanism) -> Any:
         return _core.Engine(
@@ -135,7 +137,8 @@ def build_core(
             keep_cached=mechanism.has("cached"),
             advice=mechanism.one_of("normal", "random", "sequential"),
             pages=mechanism.one_of("recycle", "fresh", "populate", "thp"),
-            max_mappings=Box().max_map_count(),
+            max_mappings=limits.mappings,
+            closed=closes(mechanism, limits),
             alignment=_ALIGNMENTS[mechanism.one_of(*_ALIGNMENTS)],
             huge=mechanism.has("huge"),
             copy_dir=str(cache_directory()),

@@ -48,7 +48,8 @@ def check_before(model: Model, mechanism: Mechanism | None, limits: ProcessLimit
         )
     store = mechanism.store if mechanism is not None else "the model"
     region = _region_bytes(model, mechanism)
-    private = region if store in _PRIVATE_STORES else 0
+    closed = mechanism is not None and closes(mechanism, limits)
+    private = region if store in _PRIVATE_STORES and not closed else 0
     own = _own_bytes(limits)
     _check_space(store, "at least ", region + own, private + own, limits)
 
@@ -59,7 +60,7 @@ def within(plan: Plan, model: Model, limits: ProcessLimits) -> Plan:
     mechanism = plan.mechanism
     context = plan.kv_bytes + plan.compute_bytes + _own_bytes(limits)
     pool = _pool_bytes(plan, model)
-    private = _private_bytes(model, mechanism, plan) + pool + context
+    private = _private_bytes(model, mechanism, plan, limits) + pool + context
     _check_space(mechanism.store, "", _region_bytes(model, mechanism) + pool + context, private, limits)
     reasons = [*_mappings(plan, model, limits), *_locks(plan, model, limits)]
     warnings = []
@@ -90,7 +91,15 @@ def _region_bytes(model: Model, mechanism: Mechanism | None) -> int:
     return sum(_up(shard.bytes, PAGE) + slack for shard in model.shards)
 
 
-def _private_bytes(model: Model, mechanism: Mechanism, plan: Plan) -> int:
+def closes(mechanism: Mechanism, limits: ProcessLimits) -> bool:
+    """Does an arena keep what has no pages closed, so that it is not committed? Each move then takes two calls more."""
+    return mechanism.store == "arena" and not mechanism.has("thp") and limits.commit is not None
+
+
+def _private_bytes(model: Model, mechanism: Mechanism, plan: Plan, limits: ProcessLimits) -> int:
+    if closes(mechanism, limits):
+        frames = 0 if mechanism.has("recycle") else plan.expert_bytes
+        return slab_geometry(model).resident_bytes + frames
     if mechanism.store in _PRIVATE_STORES:
         return _region_bytes(model, mechanism)
     return plan.dense_bytes + plan.boundary_bytes if mechanism.dense == "anon" else 0

@@ -13,6 +13,7 @@ from ggufs import moe_tensors, write_gguf
 from moestream.box import Bound, Box, Limit, ProcessLimits
 from moestream.dryrun import ContextSizes
 from moestream.errors import RefusedError
+from moestream.geometry import PAGE, slab_geometry
 from moestream.mechanism import Mechanism
 from moestream.model import Model, read_model
 from moestream.plan import Plan, make_plan
@@ -61,15 +62,31 @@ def test_the_number_told_is_enough(name: str, said: str, mechanism: str, model: 
         within(plan, model, ProcessLimits(**{name: Bound(whole - 1, used)}))
 
 
-def test_a_mapped_store_commits_no_experts(model: Model) -> None:
-    """Under overcommit 2 an arena commits the whole model, untouched or not; a file's mapping commits nothing."""
-    bound = Bound(8 * GIB, 8 * GIB - 200 * MIB)
-    big = dataclasses.replace(
-        model, shards=tuple(dataclasses.replace(shard, bytes=4 * GIB) for shard in model.shards)
-    )
+def committed(plan: Plan, model: Model) -> int:
+    """The least that may be left to commit for a load to be let through."""
+    low, high = 0, 1 << 34
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            within(plan, model, ProcessLimits(commit=Bound(middle, 0)))
+            high = middle
+        except RefusedError:
+            low = middle
+    return high
+
+
+def test_what_is_committed_is_what_is_held(model: Model) -> None:
+    """Under overcommit 2: of an arena what it holds, of everything in memory the model, of a file's mapping nothing."""
+    nothing = committed(plan_of(model, "mapped+willneed"), model)
+    whole = -(-model.bytes // PAGE) * PAGE
+    assert committed(plan_of(model, "resident"), model) - nothing == whole
+    arena = plan_of(model, "arena/fresh")
+    for expert_bytes in (0, MIB):
+        held = committed(dataclasses.replace(arena, expert_bytes=expert_bytes), model) - nothing
+        assert held == slab_geometry(model).resident_bytes + expert_bytes
+    assert committed(plan_of(model, "arena/thp"), model) - nothing == whole
     with pytest.raises(RefusedError, match=r"to commit \(vm.overcommit_memory is 2\).*mapped\+willneed"):
-        within(plan_of(model, "arena"), big, ProcessLimits(commit=bound))
-    within(plan_of(model, "mapped+willneed"), big, ProcessLimits(commit=bound))
+        within(arena, model, ProcessLimits(commit=Bound(0, 0)))
 
 
 def test_what_is_told_before_the_context_is_asked_for(model: Model) -> None:

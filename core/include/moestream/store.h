@@ -42,6 +42,7 @@ struct StoreOptions {
     std::string advice = "normal";  // `mapped`: what the kernel is told of the slabs' mapping: normal, random, sequential
     std::string pages = "recycle";  // `arena`: where pages come from: recycle, fresh, populate, thp
     uint64_t max_mappings = 65530;  // `arena`: of this process, by the kernel (vm.max_map_count)
+    bool closed = false;  // `arena`: what has no pages may not be touched, and so is not committed (see pages.h)
     uint64_t alignment = kPage;     // of what is read into (scratch, staging, the region modulo this), bytes
     bool huge = false;              // scratch or staging in huge pages
     bool speculative = false;       // a predictor is set (`mapped` then warms what it names)

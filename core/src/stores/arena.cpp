@@ -94,7 +94,7 @@ ArenaStore::ArenaStore(const SlabIndex& index, const StoreOptions& options)
 void* ArenaStore::region(uint32_t shard) {
     auto& region = regions_[shard];
     if (region.base == nullptr) {
-        region.base = reserve(region.bytes, options_.alignment);
+        region.base = reserve(region.bytes, options_.alignment, nullptr, options_.closed);
         source_->region(region.base, shard);
         register_region(region.base, region.bytes);
     }
@@ -205,7 +205,9 @@ bool ArenaStore::move_slab(uint32_t expert, uint32_t slot, uint32_t victim) {
         for (uint32_t s = 0; s < slot; ++s) from += part.pages[s] * kPage;
     }
     char* to = slab_page(bank_of(expert).tensors[slot], index_.id_of(expert));
-    const int error = source_->supply(from, to, bytes, restore_);
+    int error = options_.closed ? open_pages(to, bytes) : 0;
+    if (error == 0) error = source_->supply(from, to, bytes, restore_ && !options_.closed);
+    if (error == 0 && options_.closed && from != nullptr) error = close_pages(from, bytes);
     if (error == 0) return true;
     fail(error, std::string("moving an expert's pages: ") + std::strerror(error) +
                     (error == ENOMEM ? " (raise vm.max_map_count)" : ""));
@@ -331,7 +333,8 @@ bool ArenaStore::drop_pages(uint32_t expert) {
 }
 
 bool ArenaStore::drop(char* at, size_t bytes) {
-    const int error = source_->drop(at, bytes);
+    int error = source_->drop(at, bytes);
+    if (error == 0 && options_.closed) error = close_pages(at, bytes);
     if (error != 0) fail(error, std::string("dropping an expert's pages: ") + std::strerror(error));
     return error == 0;
 }

@@ -34,10 +34,10 @@ void set_advice(void* base, size_t bytes) {
 
 }  // namespace
 
-char* reserve(size_t bytes, size_t alignment, void* fixed) {
+char* reserve(size_t bytes, size_t alignment, void* fixed, bool closed) {
     const size_t slack = fixed != nullptr || alignment <= kPage ? 0 : alignment;
-    void* found = mmap(fixed, bytes + slack, PROT_READ | PROT_WRITE, kAnonymous | (fixed != nullptr ? MAP_FIXED : 0),
-                       -1, 0);
+    const int access = closed ? PROT_NONE : PROT_READ | PROT_WRITE;
+    void* found = mmap(fixed, bytes + slack, access, kAnonymous | (fixed != nullptr ? MAP_FIXED : 0), -1, 0);
     if (found == MAP_FAILED) {
         throw Error(ErrorKind::refused, "no address space for " + std::to_string(bytes) + " bytes (" +
                                             std::strerror(errno) + "): raise `ulimit -v` or `ulimit -d`, or vm.max_map_count");
@@ -120,6 +120,15 @@ void raise_lock_limit() {
     if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_MEMLOCK, &limit);  // up to one's own hard limit it is never refused
+}
+
+int open_pages(char* at, size_t bytes) { return mprotect(at, bytes, PROT_READ | PROT_WRITE) == 0 ? 0 : errno; }
+
+// A new mapping: taking the leave to write away leaves pages, and what they were committed for, as they are.
+int close_pages(char* at, size_t bytes) {
+    if (mmap(at, bytes, PROT_NONE, kAnonymous | MAP_FIXED, -1, 0) == MAP_FAILED) return errno;
+    set_advice(at, bytes);
+    return 0;
 }
 
 uint64_t now_ns() {

@@ -7,8 +7,9 @@
 namespace moestream {
 
 // Address space without memory behind it: anonymous, NORESERVE, kept out of forks, core dumps and huge pages.
-// `fixed` non-null: laid over exactly that place. Throws Error(refused).
-char* reserve(size_t bytes, size_t alignment, void* fixed = nullptr);
+// `fixed` non-null: laid over exactly that place. `closed`: nothing may be touched until it is opened. Throws
+// Error(refused).
+char* reserve(size_t bytes, size_t alignment, void* fixed = nullptr, bool closed = false);
 void release(void* base, size_t bytes);
 
 // The movable pages of the budget. Taken at start as 2 MiB pages where the kernel has them, so that a frame is
@@ -38,6 +39,11 @@ std::string populate_refused();
 
 // Raises this process's own limit of locked memory as far as it may.
 void raise_lock_limit();
+
+// What may be written is committed where the kernel keeps account of it (vm.overcommit_memory 2), NORESERVE or not: a
+// closed range is not, and holds no pages. Whole pages; 0 or errno.
+int open_pages(char* at, size_t bytes);
+int close_pages(char* at, size_t bytes);
 
 uint64_t now_ns();
 

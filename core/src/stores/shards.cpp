@@ -127,7 +127,7 @@ void ShardedStore::use(uint32_t shard, const Mapping& mapping) {
 
 void ShardedStore::overlay(uint32_t shard, const Mapping& mapping) {
     use(shard, mapping);
-    reserve(mapping.end - mapping.begin, kPage, mapping.base + mapping.begin);
+    reserve(mapping.end - mapping.begin, kPage, mapping.base + mapping.begin, options_.closed);
 }
 
 void ShardedStore::watch(uint32_t shard) {
@@ -289,7 +289,12 @@ void ShardedStore::read_resident(Reader& reader) {
     for (uint32_t s = 0; s < regions_.size(); ++s) {
         auto& region = regions_[s];
         if (region.base == nullptr || region.loaded) continue;
-        for (const auto& range : resident(s)) read_range(reader, s, range);
+        for (const auto& range : resident(s)) {
+            const uint64_t begin = range.begin / kPage * kPage;
+            const int error = options_.closed ? open_pages(region.base + begin, range.end - begin) : 0;
+            if (error != 0) throw Error(ErrorKind::refused, std::string("no memory for dense bytes: ") + std::strerror(error));
+            read_range(reader, s, range);
+        }
         drain(reader, s, 0);
         region.loaded = true;
         if (region.fd == region.buffered_fd) forget_load(s);

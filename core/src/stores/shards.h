@@ -44,7 +44,8 @@ class ShardedStore : public Store {
     // Called for many ranges of one shard; `drain` finishes them. Throws Error(io).
     void read_range(Reader& reader, uint32_t shard, Geometry::Range range);
     void drain(Reader& reader, uint32_t shard, size_t down_to);
-    // Everything that is not movable, of the shards mapped since the last call, into memory that is already reserved.
+    // Everything that is not movable, of the shards mapped since the last call, into memory that is already reserved; with
+    // the option `closed` it is opened first.
     void read_resident(Reader& reader);
     // mlock of what `to_lock` names, of the shards mapped since the last call, as far as a limit goes; what is refused is
     // a named fallback.
