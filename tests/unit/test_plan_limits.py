@@ -134,6 +134,16 @@ def test_swap_and_nodes_are_warned_of(model: Model) -> None:
     assert nodes.startswith("2 NUMA nodes")
 
 
+@pytest.mark.parametrize("name", ["memory.high", "memory.max"])
+def test_the_plan_names_who_bounds_the_memory(name: str, model: Model, tmp_path: Path) -> None:
+    root = v2(tmp_path, a__memory_max=8 * GIB)
+    box = Box(write(root, {f"sys/fs/cgroup/a/b/{name}": GIB, "sys/fs/cgroup/a/b/memory.stat": "anon 0\n"}))
+    plan = make_plan(model, box, None, Mechanism.parse("arena"), _SIZES)
+    assert f"1.07 GB available (/sys/fs/cgroup/a/b/{name}) less" in plan.reasons[0]
+    over = make_plan(model, box, 4 * GIB, Mechanism.parse("arena"), _SIZES)
+    assert any(f"(/sys/fs/cgroup/a/b/{name})" in warning for warning in over.warnings)
+
+
 # -- as a box reads them --
 
 _LIMITS = (

@@ -208,6 +208,7 @@ class Box:
             "limit_source": limit.source,
             "available_bytes": self.available_memory(),
             "swap_bytes": self.swap_bytes(),
+            "numa_nodes": self.numa_nodes(),
             "kernel": self.kernel(),
             "machine": platform.machine(),
             "cpu_model": self.cpu_model(),
