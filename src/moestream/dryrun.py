@@ -44,12 +44,14 @@ SMALLEST_DEFAULT_STEP = 64
 @dataclass(frozen=True)
 class ContextSizes:
     """Bytes llama.cpp will allocate for a context: the KV cache (recurrent state included), the compute
-    buffers and the output buffer. ``seconds``: what asking took."""
+    buffers and the output buffer. ``seconds``: what asking took. Without a memory (a diffusion model, an encoder)
+    every batch stands for itself."""
 
     kv_bytes: int
     compute_bytes: int
     output_bytes: int
     seconds: float = 0.0
+    has_memory: bool = True
 
 
 def measure_context(
@@ -65,7 +67,8 @@ def measure_context(
     embeddings: bool = False,
 ) -> ContextSizes:
     """The sizes of a context of this model (its first shard). 0 for ``n_ctx``: what the model was trained
-    with; 0 for ``n_outputs_max``: logits for every token of a step, as llama.cpp does by itself. Sizes are
+    with; 0 for ``n_outputs_max``: logits for every token of a step, as llama.cpp does by itself, and always where there
+    is no memory. Sizes are
     rounded up to what llama.cpp prints (0.01 MiB). Raises ModelError with llama.cpp's reason when it cannot
     load the model."""
     start = time.perf_counter()
@@ -96,10 +99,15 @@ def measure_context(
                 if failed_assertion():
                     raise ValueError
                 raise UsageError(f"llama.cpp cannot make a context of {n_ctx} tokens: {log.reason()}")
+            has_memory = bool(low.llama_get_memory(made))
             low.llama_free(made)
+            if not has_memory and n_outputs_max:
+                context.n_outputs_max = 0
+                log.lines.clear()
+                low.llama_free(low.llama_init_from_model(model, context))
         finally:
             low.llama_model_free(model)
-    return _sizes(log.lines, time.perf_counter() - start)
+    return replace(_sizes(log.lines, time.perf_counter() - start), has_memory=has_memory)
 
 
 def _sizes(lines: list[str], seconds: float) -> ContextSizes:
@@ -175,6 +183,7 @@ def plan_context(
             if plan.n_batch == step and lean:
                 break
         step //= 2
+    plan = replace(plan, has_memory=sizes.has_memory)
     if step < n_ubatch <= (n_ctx or model.n_ctx_train):
         cut = f"prompts run {step} tokens a step, not {n_ubatch}: a larger one would take memory from the experts"
         if compute_share < 1:  # nobody asked for n_ubatch: how it was chosen, not something to warn of

@@ -31,7 +31,7 @@ from moestream.callbacks import Processors
 from moestream.dryrun import rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
 from moestream.governor import Governor, govern
-from moestream.guard import check_cow
+from moestream.guard import check_cow, check_memory, check_rows
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
@@ -202,7 +202,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _load_parent(self, arguments: dict[str, Any]) -> None:
         """The parent's constructor with its parameters completed and its mappings answered by the store."""
         engine = self._engine
-        outputs = rows_of_logits(arguments)
+        outputs = rows_of_logits(arguments) if self.plan is not None and self.plan.has_memory else 0
 
         def model_params(params: Any) -> None:
             params.use_extra_bufts = False
@@ -260,6 +260,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         assert recorder is not None
 
         def step(batch: Any) -> Any:
+            check_rows(batch, self.context_params.n_outputs_max)
             if engine is None:
                 return recorder.measure(batch.n_tokens(), lambda: run(batch))
             if self.governor is not None:
@@ -351,6 +352,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def eval(self, tokens: Any) -> None:
         with self._computing:
             self._begin_call()
+            check_memory(self._ctx, self.model_info)
             if self._recorder is not None and not self._generating and self.n_tokens > 0 and len(tokens) == 1:
                 self._recorder.reading_prompt = False
             super().eval(tokens)

@@ -1,10 +1,13 @@
-"""What must not be run unguarded: a mechanism whose memory grows without bound."""
+"""What must not be run unguarded: a mechanism whose memory grows without bound, and what llama.cpp would abort over."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from moestream.box import Box
-from moestream.errors import RefusedError
+from moestream.errors import ModelError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
+from moestream.model import Model
 
 
 def check_cow(mechanism: Mechanism, box: Box, i_know: bool) -> None:
@@ -16,3 +19,24 @@ def check_cow(mechanism: Mechanism, box: Box, i_know: bool) -> None:
         "(systemd-run --user --scope -p MemoryMax=4G ...), or say --i-know (i_know=True); it stops itself at the "
         "cap named"
     )
+
+
+def check_memory(context: Any, model: Model) -> None:
+    """Raises ModelError for text of a model that keeps nothing of a batch for the next. ``context``: the binding's."""
+    if context.memory is None:
+        raise ModelError(
+            f"{model.paths[0]}: a {model.arch} has no memory (it is an encoder or a diffusion model), and "
+            "llama-cpp-python makes no text with it: use embed (embedding=True), or llama_decode of whole batches"
+        )
+
+
+def check_rows(batch: Any, most: int) -> None:
+    """Raises UsageError for a batch of the binding's that asks for more rows of logits than the context was made for
+    (``most``; 0: any)."""
+    if not most:
+        return
+    asked = sum(map(bool, batch.batch.logits[: batch.n_tokens()]))
+    if asked > most:
+        raise UsageError(
+            f"a batch asks for {asked} rows of logits and this context was made for {most}: load with logits_all=True"
+        )

@@ -70,6 +70,8 @@ class Plan:
     tok_per_s: tuple[float, float] | None
     reasons: tuple[str, ...]
     warnings: tuple[str, ...]
+    #: False: llama.cpp keeps nothing of one batch for the next, and computes all rows of each.
+    has_memory: bool = True
 
 
 def process_bytes(model: Model, used_bytes: int) -> int:
