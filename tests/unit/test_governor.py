@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from moestream.box import Box
+from moestream.cli.banner import summary
 from moestream.geometry import Geometry, Part
 from moestream.governor import CALM_S, LOW_BYTES, PERIOD_S, Change, Decision, Governor, Memory
 
@@ -185,3 +186,15 @@ def test_psi_is_read_of_the_machine_and_of_every_group(tmp_path: Path) -> None:
     assert Box(tmp_path).stalled_percent() == 1.5
     (group / "memory.pressure").write_text("some avg10=12.25 avg60=0.00 avg300=0.00 total=1\n")
     assert Box(tmp_path).stalled_percent() == 12.25
+
+
+def test_a_run_s_summary_says_what_was_given() -> None:
+    phase = dict.fromkeys(("tokens", "tok_per_s", "hits", "misses", "read_bytes_os"), 0)
+    document = {"prefill": phase, "decode": phase, "budget": {"cap_bytes": None}, "ended": "tokens"}
+    document["swapped"] = {}
+    changes = [{"bytes": size} for size in (300_000_000, 200_000_000, 250_000_000)]
+    assert "gave memory to others, 200 MB of experts at the least" in summary(
+        {**document, "governor": changes}, 0
+    )
+    assert "gave" not in summary({**document, "governor": []}, 0)
+    assert "gave" not in summary({**document, "governor": None}, 0)

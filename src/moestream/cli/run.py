@@ -107,7 +107,8 @@ def run(
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write what happened to this file, as JSON.")] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Record routes, reads and steps in this Parquet file.")
+        Path | None,
+        typer.Option(help="Record routes, reads and steps in this Parquet file; no governor then."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the text, and errors.")] = False,
     strict: Annotated[
