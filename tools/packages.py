@@ -203,12 +203,12 @@ def rows(sdist: Path, house: Path, compilers: list[str], pythons: list[Python]) 
     for compiler in compilers:
         for python in pythons:
             row = Row(compiler, f"{python.version[0]}.{python.version[1]}")
-            print(f"{compiler}, Python {row.python} ...", file=sys.stderr, flush=True)
             try:
                 wheel = build_wheel(sdist, compiler, python, row)
                 try_out(wheel, house, python, row)
             except Failed as failure:
                 row.failure = str(failure)
+            print(f"{compiler}, Python {row.python}: {row.failure or 'done'}", file=sys.stderr, flush=True)
             yield row
 
 
