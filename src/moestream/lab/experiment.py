@@ -12,9 +12,8 @@ import sys
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moestream.errors import MechanismError, RefusedError, UsageError
 from moestream.files import read_bytes
@@ -23,6 +22,9 @@ from moestream.lab.experiment_bounds import GROUPS, MOST_TIMES, check_key, check
 from moestream.lab.experiment_figures import FIGURES
 from moestream.mechanism import Mechanism
 from moestream.units import parse_size
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 if sys.version_info >= (3, 11):
     import tomllib
