@@ -2,6 +2,7 @@
 // everything that never moves; what was read is what was missed. And the page arithmetic against marking every byte.
 #include <sys/mman.h>
 
+#include "late_reader.h"
 #include "store_fixture.h"
 
 using namespace moestream;
@@ -180,7 +181,7 @@ void test_refusals() {
 
 int main() {
     test_geometry();
-    std::vector<std::string> readers{"sync", "threads:3"};
+    std::vector<std::string> readers{"sync", "threads:3", "late"};
     if (uring_works()) readers.insert(readers.end(), {"uring:1", "uring:24"});
     for (const auto& reader : readers) {
         for (const char* policy : {"none", "lru", "lru-layer", "lfu-decay:16"}) {
