@@ -11,15 +11,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import pytest
 
 import moestream
 from answers import CONTEXT
 from conftest import load, same_answer
+from ggufs import moe_tensors, write_gguf
 from moestream.binding import libllama_path
 from moestream.box import process_memory
 from moestream.dryrun import plan_context
-from moestream.model import read_model
+from moestream.model import check_architecture, read_model
 
 #: A key of the small model, the number put in its place, and what must be said of it. ``ggml.c`` is C, the others C++;
 #: all but the first are asserted while the context is made.
@@ -35,7 +37,7 @@ ODD = {
         1,
         "asserts on the numbers of its header: olmoe.cpp:",
     ),
-    "no head": ("olmoe.attention.head_count", 0, "llama.cpp cannot load it"),
+    "no head": ("olmoe.attention.head_count", 0, "olmoe.attention.head_count is 0"),
     "more experts used than there are": ("olmoe.expert_used_count", 2**31, "expert_used_count"),
     "a norm below nothing": ("olmoe.attention.layer_norm_rms_epsilon", 0xBF800000, "epsilon is -1.0"),
     "a norm that is no number": ("olmoe.attention.layer_norm_rms_epsilon", 0x7FC00000, "epsilon is nan"),
@@ -95,6 +97,43 @@ def test_a_command_says_one_line(command: str, which: str, tiny: Callable[..., P
     assert said in done.stderr
 
 
+#: What ends llama.cpp's process by a signal, and not by an assertion: by a division, or for memory.
+SIGNALS = {
+    "a division in the hyperparameters": ("qwen3next", "qwen3next.full_attention_interval", 0, "is 0"),
+    "a division in the loader": ("phimoe", "phimoe.attention.head_count", 0, "head_count is 0"),
+    "all memory, even when it only tries": (
+        "qwen3next",
+        "qwen3next.ssm.inner_size",
+        2**24,
+        "state would take",
+    ),
+    "the same, by another layer's kind": ("jamba", "jamba.ssm.state_size", 2**31, "state would take"),
+}
+
+
+@pytest.mark.parametrize("which", SIGNALS)
+def test_what_no_guard_could_catch_is_refused_before(
+    which: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    arch, key, value, said = SIGNALS[which]
+    check_architecture(read_model(tiny(arch)))
+    path = odd(tiny(arch), key, value, tmp_path / "odd.gguf")
+    with pytest.raises(moestream.ModelError, match=said) as raised:
+        moestream.Llama(path, n_ctx=CONTEXT)
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_norm.weight", "blk.1.attn_q.bias"])
+def test_a_vector_that_a_worker_would_assert_on(name: str, tmp_path: Path) -> None:
+    kinds = (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+    good, bad = (
+        write_gguf(tmp_path / f"{kind.name}.gguf", [*moe_tensors(), (name, (64,), kind)]) for kind in kinds
+    )
+    check_architecture(read_model(good))
+    with pytest.raises(moestream.ModelError, match=f"tensor {name} is f16"):
+        check_architecture(read_model(bad))
+
+
 def test_the_next_model_loads_and_gives_stocks_logits(tiny, stock, refused: Callable[[str], str]) -> None:
     before = mapped_files()
     for which in ODD:
@@ -117,12 +156,12 @@ def test_an_assertion_of_the_load_itself_is_one_too(
     tiny, tmp_path: Path, stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Past the dry run, with llama.cpp's weights in the store's region."""
-    from moestream import engine
+    from moestream import assembly
 
     path = odd(tiny("olmoe"), *ODD["heads that do not divide"][:2], tmp_path / "odd.gguf")
     good = read_model(tiny("olmoe"))
     monkeypatch.setattr(
-        engine, "plan_context", lambda model, *words, **more: plan_context(good, *words, **more)
+        assembly, "plan_context", lambda model, *words, **more: plan_context(good, *words, **more)
     )
     before = mapped_files()
     for verbose in (False, True):

@@ -6,13 +6,13 @@ holds the names it knows as plain strings.
 
 from __future__ import annotations
 
-import math
 import mmap
 from functools import cache
 from pathlib import Path
 
 from moestream.errors import ModelError
 from moestream.model.ggml import binding_version, find_library
+from moestream.model.numbers import check_numbers
 from moestream.model.types import Model
 
 
@@ -33,12 +33,7 @@ def check_architecture(model: Model) -> None:
             f"{model.paths[0]}: architecture {model.arch!r} is unknown to {binding_version()}; "
             "install a newer moestream (and its llama-cpp-python)"
         )
-    for key, value in model.metadata.items():
-        # Asserted where a worker computes: no load would fail.
-        if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
-            raise ModelError(
-                f"{model.paths[0]}: {key} is {value}, which no norm can be made with; download the model again"
-            )
+    check_numbers(model)
 
 
 @cache

@@ -1,0 +1,65 @@
+"""Numbers of a header that llama.cpp neither checks nor survives: it divides by them, takes all memory for them, or
+asserts on them where a worker computes, which no load can fail of.
+
+Found by ``tools/fuzz_header.py --load``; what llama.cpp checks or asserts while it loads is left to it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from moestream.errors import ModelError
+from moestream.model.types import Model
+from moestream.units import format_bytes
+
+#: What llama.cpp divides by: 0 is a signal. Of a list for each layer some may be 0.
+_DIVISORS = ("attention.head_count", "full_attention_interval")
+#: Vectors that it adds and multiplies, on CPUs as F32 only.
+_VECTOR = re.compile(r"norm|bias|_scale|sinks|ssm_")
+
+
+def check_numbers(model: Model) -> None:
+    """Raises ModelError for the first number that would end the process."""
+    for complaint in _complaints(model):
+        raise ModelError(
+            f"{model.paths[0]}: {complaint}; the file is damaged or was made wrong: download it again"
+        )
+
+
+def _complaints(model: Model) -> Iterator[str]:
+    for key, value in model.metadata.items():
+        if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
+            yield f"{key} is {value}, which no norm can be made with"
+    for name in _DIVISORS:
+        if model.metadata.get(f"{model.arch}.{name}") == 0 and any(
+            ".attn_" in tensor.name for tensor in model.tensors
+        ):
+            yield f"{model.arch}.{name} is 0, and its layers have attention"
+    state = _state_bytes(model)
+    if state > model.bytes:
+        yield (
+            f"by its {model.arch}.ssm, kda and shortconv numbers one sequence's state would take "
+            f"{format_bytes(state)}, more than the whole model ({format_bytes(model.bytes)})"
+        )
+    for tensor in model.tensors:
+        if len(tensor.shape) == 1 and tensor.type_name != "f32" and _VECTOR.search(tensor.name):
+            yield f"tensor {tensor.name} is {tensor.type_name}, and llama.cpp computes with such vectors as f32 only"
+
+
+def _state_bytes(model: Model) -> int:
+    """What recurrent layers keep of one sequence, at most; llama.cpp allocates it even when it only tries."""
+
+    def number(name: str) -> int:
+        value = model.metadata.get(f"{model.arch}.{name}")
+        largest = max(value, default=0) if isinstance(value, tuple) else value
+        return largest if isinstance(largest, int) else 0
+
+    inner, state = number("ssm.inner_size"), number("ssm.state_size")
+    width = inner + 2 * number("ssm.group_count") * state
+    heads = number("kda.head_dim") ** 2 * number("attention.head_count")
+    floats = (
+        inner * state + number("ssm.conv_kernel") * width + heads + number("shortconv.l_cache") * model.n_embd
+    )
+    return 4 * floats * model.n_layers
