@@ -264,7 +264,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             if engine is None:
                 return recorder.measure(batch.n_tokens(), lambda: run(batch))
             if self.governor is not None:
-                self.governor.step()
+                self.governor.step(recorder.last_s)
             engine.begin_step()
             try:
                 result = recorder.measure(batch.n_tokens(), lambda: run(batch))

@@ -76,6 +76,7 @@ class Decision:
         self._least_step = least_step
         self._calm_since: float | None = None
         self._seen: tuple[float, int, int] | None = None
+        self._rate = 0.0
 
     def __call__(self, held: int, memory: Memory, now: float, answer_s: float = 0.0) -> int:
         """Bytes of experts to hold from now on, where ``held`` are held and ``answer_s`` passes before it is so."""
@@ -95,13 +96,15 @@ class Decision:
         return held
 
     def _taken_meanwhile(self, held: int, left: int, now: float, answer_s: float) -> int:
-        """What others will have taken before an answer to it counts, at their rate since the last look."""
+        """What others will have taken before an answer to it counts, at the lower of the rates between the last three
+        looks: what is taken once (this process's own buffers, at its first step) does not go on."""
         before, self._seen = self._seen, (now, left, held)
         if before is None or now <= before[0]:
             return 0
         then, left_then, held_then = before
-        taken = left_then + max(0, held_then - held) - left
-        return max(0, int(taken * answer_s / (now - then)))
+        rate = (left_then + max(0, held_then - held) - left) / (now - then)
+        lasting, self._rate = min(rate, self._rate), rate
+        return max(0, int(lasting * answer_s))
 
 
 class Governor:
@@ -129,7 +132,7 @@ class Governor:
         self._wanted = self._held
         self._left = left
         self._step_s = 0.0
-        self._began = self._stepped = time.monotonic()
+        self._began = time.monotonic()
         self._raised: BaseException | None = None
         self._ended = threading.Event()
         self.changes: list[Change] = []
@@ -137,11 +140,10 @@ class Governor:
         self._thread = threading.Thread(target=self._watch, name="moestream-governor", daemon=True)
         self._thread.start()
 
-    def step(self) -> None:
-        """Between two steps: bring the budget to what is wanted. Called by whoever computes. Raises what ``on_change``
-        raised in the watching thread."""
-        now = time.monotonic()
-        self._step_s, self._stepped = min(now - self._stepped, LONGEST_STEP_S), now
+    def step(self, last_s: float = 0.0) -> None:
+        """Between two steps, of which the last took ``last_s``: bring the budget to what is wanted. Called by whoever
+        computes. Raises what ``on_change`` raised in the watching thread."""
+        self._step_s = min(last_s, LONGEST_STEP_S)
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised

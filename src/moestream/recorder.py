@@ -56,8 +56,8 @@ class Phases:
 class Recorder:
     """Keeps the steps of the last call and all since load. Not thread-safe: one decode at a time.
 
-    ``reading_prompt``: what the next steps are; the owner sets it. ``on_step`` is told each step's number since load,
-    its phase and what it did.
+    ``reading_prompt``: what the next steps are; the owner sets it. ``last_s``: seconds of the last step.
+    ``on_step`` is told each step's number since load, its phase and what it did.
     """
 
     def __init__(self, counters: Callable[[], dict[str, int]]) -> None:
@@ -65,6 +65,7 @@ class Recorder:
         self.last = Phases()
         self.all = Phases()
         self.reading_prompt = True
+        self.last_s = 0.0
         self.on_step: Callable[[int, str, Step], None] | None = None
         self._count = 0
 
@@ -86,7 +87,7 @@ class Recorder:
         try:
             return run()
         finally:
-            seconds = time.perf_counter() - start
+            seconds = self.last_s = time.perf_counter() - start
             after = self._counters()
             now = resource.getrusage(resource.RUSAGE_SELF)
 

@@ -74,6 +74,13 @@ def test_a_budget_of_few_experts_grows_too() -> None:
     assert decide(held, PLENTY, 1 + CALM_S) == held + 2 * MB
 
 
+def test_what_is_taken_once_does_not_go_on() -> None:
+    decide = decision()
+    lefts = [2 << 30, 2 << 30, (2 << 30) - 300 * MB, (2 << 30) - 300 * MB]
+    for look, left in enumerate(lefts):
+        assert decide(800 * MB, Memory(left), look / 10, 1.0) == 800 * MB
+
+
 @pytest.mark.parametrize("step_s", [0.05, 0.3, 0.6])
 @pytest.mark.parametrize("left_at_load", [2 << 30, 4 << 30])
 @pytest.mark.parametrize("rate", [100 * MB, 2 << 30, 3 << 30])
