@@ -101,6 +101,9 @@ def test_a_command_says_one_line(command: str, which: str, tiny: Callable[..., P
 SIGNALS = {
     "a division in the hyperparameters": ("qwen3next", "qwen3next.full_attention_interval", 0, "is 0"),
     "a division in the loader": ("phimoe", "phimoe.attention.head_count", 0, "head_count is 0"),
+    "a division in the graph": ("glm-dsa", "glm-dsa.attention.indexer.types", 0, "types is 0"),
+    "a division by groups": ("deepseek4", "deepseek4.attention.output_group_count", 0, "group_count is 0"),
+    "a pointer to nothing": ("afmoe", "afmoe.attention.sliding_window", 0, "sliding_window is 0"),
     "all memory, even when it only tries": (
         "qwen3next",
         "qwen3next.ssm.inner_size",

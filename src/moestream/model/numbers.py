@@ -11,11 +11,17 @@ import re
 from collections.abc import Iterator
 
 from moestream.errors import ModelError
-from moestream.model.types import Model
+from moestream.model.types import Model, Value
 from moestream.units import format_bytes
 
-#: What llama.cpp divides by: 0 is a signal. Of a list for each layer some may be 0.
-_DIVISORS = ("attention.head_count", "full_attention_interval")
+#: What llama.cpp divides by: 0 is a signal. Of a list for each layer some may be 0, but not all.
+_DIVISORS = ("attention.head_count", "full_attention_interval", "attention.indexer.types")
+#: 0 there is one too, of one architecture each: a division, or a pointer to what was not made.
+_NEVER_0 = (
+    "deepseek4.attention.output_group_count",
+    "afmoe.attention.sliding_window",
+    "llama4.attention.sliding_window",
+)
 #: Vectors that it adds and multiplies, on CPUs as F32 only.
 _VECTOR = re.compile(r"norm|bias|_scale|sinks|ssm_")
 
@@ -33,10 +39,18 @@ def _complaints(model: Model) -> Iterator[str]:
         if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
             yield f"{key} is {value}, which no norm can be made with"
     for name in _DIVISORS:
-        if model.metadata.get(f"{model.arch}.{name}") == 0 and any(
-            ".attn_" in tensor.name for tensor in model.tensors
-        ):
+        value = model.metadata.get(f"{model.arch}.{name}")
+        if value is not None and not _any(value) and any(".attn_" in tensor.name for tensor in model.tensors):
             yield f"{model.arch}.{name} is 0, and its layers have attention"
+    for key in _NEVER_0:
+        if model.metadata.get(key) == 0:
+            yield f"{key} is 0, which this architecture cannot be"
+    names = {tensor.name for tensor in model.tensors}
+    pattern = model.metadata.get(f"{model.arch}.attention.sliding_window_pattern")
+    for layer, slides in enumerate(pattern if isinstance(pattern, tuple) else ()):
+        # Only where all layers that see everything choose what they see: llama.cpp takes the tensor for granted.
+        if model.arch == "dots3note" and not slides and f"blk.{layer}.indexer.attn_q_b.weight" not in names:
+            yield f"layer {layer} is no sliding one and has no indexer"
     state = _state_bytes(model)
     if state > model.bytes:
         yield (
@@ -46,6 +60,10 @@ def _complaints(model: Model) -> Iterator[str]:
     for tensor in model.tensors:
         if len(tensor.shape) == 1 and tensor.type_name != "f32" and _VECTOR.search(tensor.name):
             yield f"tensor {tensor.name} is {tensor.type_name}, and llama.cpp computes with such vectors as f32 only"
+
+
+def _any(value: Value) -> bool:
+    return any(value) if isinstance(value, tuple) else bool(value)
 
 
 def _state_bytes(model: Model) -> int:
