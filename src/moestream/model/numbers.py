@@ -39,8 +39,12 @@ def _complaints(model: Model) -> Iterator[str]:
         if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
             yield f"{key} is {value}, which no norm can be made with"
     for name in _DIVISORS:
-        value = model.metadata.get(f"{model.arch}.{name}")
-        if value is not None and not _any(value) and any(".attn_" in tensor.name for tensor in model.tensors):
+        divisor = model.metadata.get(f"{model.arch}.{name}")
+        if (
+            divisor is not None
+            and not _any(divisor)
+            and any(".attn_" in tensor.name for tensor in model.tensors)
+        ):
             yield f"{model.arch}.{name} is 0, and its layers have attention"
     for key in _NEVER_0:
         if model.metadata.get(key) == 0:
