@@ -45,6 +45,10 @@ ROOM = Holdings(descriptors=0, mappings=32, threads=0, anon_bytes=16 << 20)
 HEAP_PER_CYCLE, BLOCKS_PER_CYCLE = 512, 4
 
 
+#: More than what a process holds can shrink by while it loads a model.
+BALLAST = 128 << 20
+
+
 class HeapInfo(ctypes.Structure):
     """glibc's ``struct mallinfo2``."""
 
@@ -152,7 +156,7 @@ class Opens:
 
         def grow(done: int, total: int) -> None:
             if not ballast:
-                ballast.append(bytearray(b"x") * (512 << 20 >> 4))
+                ballast.append(bytearray(b"x") * BALLAST)
 
         try:
             self.load("arena", ram=1)

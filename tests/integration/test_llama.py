@@ -102,6 +102,22 @@ def test_grammar(pair: tuple[Any, Any]) -> None:
     assert text.split(" ")[0] in ("yes", "no")
 
 
+def test_logits_processors(pair: tuple[Any, Any]) -> None:
+    from llama_cpp import LogitsProcessorList
+
+    def without_the_first(tokens: Any, scores: Any) -> Any:
+        scores[scores.argmax()] = -np.inf
+        return scores
+
+    two = LogitsProcessorList([without_the_first, without_the_first])
+    both(
+        pair,
+        lambda llama: text_of(
+            llama.create_completion("abc", max_tokens=12, temperature=0, logits_processor=two)
+        ),
+    )
+
+
 def test_json_response(pair: tuple[Any, Any]) -> None:
     form = {"type": "json_object", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
     both(
