@@ -5,15 +5,14 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from moestream.box.accounts import process_counter
-from moestream.stats import Step, phase_summary
+from moestream.stats import Phase, Step
 
 _NS = 1e-9
-#: Steps kept of one call; a longer call keeps its last ones (a day of tokens at ten a second fits).
-MAX_STEPS = 1 << 20
+#: Steps of a phase that are kept one by one, about half a kilobyte each: of one call, and of all since the load.
+CALL_STEPS, LOAD_STEPS = 1 << 15, 1 << 12
 
 
 def _read_bytes_os() -> int:
@@ -37,20 +36,20 @@ NO_COUNTERS = dict.fromkeys(
 )
 
 
-@dataclass
 class Phases:
     """The steps that read a prompt and those that made text. A small budget runs a prompt one token a step, so a
     step's size does not tell which it was: the caller does."""
 
-    prefill: list[Step] = field(default_factory=list)
-    decode: list[Step] = field(default_factory=list)
+    def __init__(self, kept: int) -> None:
+        self.prefill, self.decode = Phase(kept), Phase(kept)
 
     @property
     def steps(self) -> list[Step]:
-        return self.prefill + self.decode
+        """Those that are kept, oldest first."""
+        return [*self.prefill.steps, *self.decode.steps]
 
     def summary(self) -> dict[str, Any]:
-        return {"prefill": phase_summary(self.prefill), "decode": phase_summary(self.decode)}
+        return {"prefill": self.prefill.summary(), "decode": self.decode.summary()}
 
 
 class Recorder:
@@ -62,15 +61,15 @@ class Recorder:
 
     def __init__(self, counters: Callable[[], dict[str, int]]) -> None:
         self._counters = counters
-        self.last = Phases()
-        self.all = Phases()
+        self.last = Phases(CALL_STEPS)
+        self.all = Phases(LOAD_STEPS)
         self.reading_prompt = True
         self.last_s = 0.0
         self.on_step: Callable[[int, str, Step], None] | None = None
         self._count = 0
 
     def begin_call(self) -> None:
-        self.last = Phases()
+        self.last = Phases(CALL_STEPS)
         self.reading_prompt = True
 
     def stop(self) -> None:
@@ -110,10 +109,7 @@ class Recorder:
                 read_bytes_os=_read_bytes_os() - read,
             )
             for phases in (self.last, self.all):
-                steps = phases.prefill if self.reading_prompt else phases.decode
-                if len(steps) >= MAX_STEPS:
-                    del steps[: MAX_STEPS // 2]
-                steps.append(step)
+                (phases.prefill if self.reading_prompt else phases.decode).add(step)
             if self.on_step is not None:
                 self.on_step(self._count, "prefill" if self.reading_prompt else "decode", step)
             self._count += 1

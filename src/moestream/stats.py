@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 
@@ -30,6 +32,29 @@ class Step:
     minflt: int
     read_bytes_os: int
 
+    def __add__(self, other: Step) -> Step:
+        return Step(*(mine + others for mine, others in zip(_values(self), _values(other), strict=True)))
+
+
+_values = attrgetter(*(field.name for field in fields(Step)))
+NO_STEP = Step(0, 0.0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0)
+
+
+class Phase:
+    """What steps add up to, however many, and the last ``kept`` of them one by one."""
+
+    def __init__(self, kept: int) -> None:
+        self.steps: deque[Step] = deque(maxlen=kept)
+        self._sum = NO_STEP
+
+    def add(self, step: Step) -> None:
+        self.steps.append(step)
+        self._sum += step
+
+    def summary(self) -> dict[str, Any]:
+        """``phase_summary`` of all; its times of single steps, and their percentiles, are of those that are kept."""
+        return _figures(self._sum, self.steps)
+
 
 def percentile(values: Sequence[float], share: float) -> float | None:
     """The smallest value with at least ``share`` of all at or below it; None of nothing."""
@@ -41,31 +66,31 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 def phase_summary(steps: Sequence[Step]) -> dict[str, Any]:
     """The figures of ``run --json`` for one phase. Without a step, sums are 0 and rates and percentiles None."""
-    seconds = sum(step.seconds for step in steps)
-    tokens = sum(step.tokens for step in steps)
+    return _figures(sum(steps, NO_STEP), steps)
+
+
+def _figures(whole: Step, steps: Collection[Step]) -> dict[str, Any]:
     step_ms = [round(step.seconds * 1e3, 3) for step in steps]
-    stall = sum(step.stall_s for step in steps)
-    memory = sum(step.memory_work_s for step in steps)
     return {
-        "tokens": tokens,
-        "seconds": seconds,
-        "tok_per_s": tokens / seconds if seconds > 0 else None,
+        "tokens": whole.tokens,
+        "seconds": whole.seconds,
+        "tok_per_s": whole.tokens / whole.seconds if whole.seconds > 0 else None,
         "step_ms": step_ms,
         "p50_ms": percentile(step_ms, 0.50),
         "p95_ms": percentile(step_ms, 0.95),
         "p99_ms": percentile(step_ms, 0.99),
-        "hits": sum(step.hits for step in steps),
-        "misses": sum(step.misses for step in steps),
-        "bytes_read": sum(step.bytes_read for step in steps),
-        "stall_s": stall,
-        "compute_s": max(0.0, seconds - stall - memory),
-        "memory_work_s": memory,
+        "hits": whole.hits,
+        "misses": whole.misses,
+        "bytes_read": whole.bytes_read,
+        "stall_s": whole.stall_s,
+        "compute_s": max(0.0, whole.seconds - whole.stall_s - whole.memory_work_s),
+        "memory_work_s": whole.memory_work_s,
         "speculative": {
-            "issued": sum(step.speculative_issued for step in steps),
-            "used": sum(step.speculative_used for step in steps),
-            "wasted_bytes": sum(step.speculative_wasted_bytes for step in steps),
+            "issued": whole.speculative_issued,
+            "used": whole.speculative_used,
+            "wasted_bytes": whole.speculative_wasted_bytes,
         },
-        "majflt": sum(step.majflt for step in steps),
-        "minflt": sum(step.minflt for step in steps),
-        "read_bytes_os": sum(step.read_bytes_os for step in steps),
+        "majflt": whole.majflt,
+        "minflt": whole.minflt,
+        "read_bytes_os": whole.read_bytes_os,
     }

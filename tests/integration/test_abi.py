@@ -14,6 +14,7 @@ import moestream
 import moestream._core as _core
 from moestream import assembly
 from moestream.binding import libllama_path
+from moestream.box.page_cache import cached_bytes, drop
 from moestream.version import TESTED_VERSIONS
 
 #: ggml's functions, with tensors whose dimensions lie elsewhere.
@@ -81,15 +82,20 @@ def test_the_error_names_the_versions(
         moestream.Llama(tiny("olmoe"), ram="1GB", mechanism="arena")
 
 
-def test_buffered_reads_leave_nothing_in_the_page_cache(tiny: Callable[..., Path]) -> None:
-    from moestream.box.page_cache import cached_bytes, drop
-
-    path = tiny("olmoe")
+@pytest.fixture
+def own(tiny: Callable[..., Path], tmp_path: Path) -> Path:
+    """A cold file that nobody else has mapped: such pages stay whatever the kernel is told."""
+    path = tmp_path / "own.gguf"
+    shutil.copyfile(tiny("olmoe"), path)
     drop([path])
-    with moestream.Llama(path, ram="1GB", mechanism="arena/buffered", n_ctx=128) as llm:
+    return path
+
+
+def test_buffered_reads_leave_nothing_in_the_page_cache(own: Path) -> None:
+    with moestream.Llama(own, ram="1GB", mechanism="arena/buffered", n_ctx=128) as llm:
         llm.create_completion("a", max_tokens=8, temperature=0.0)
         read = llm.stats()["since_load"]["prefill"]["bytes_read"]
-        cached = cached_bytes([path])
+        cached = cached_bytes([own])
     if cached is None:
         pytest.skip("this kernel does not say what of a file is cached")
     assert read > 0
@@ -97,19 +103,15 @@ def test_buffered_reads_leave_nothing_in_the_page_cache(tiny: Callable[..., Path
     assert cached < read / 2
 
 
-def test_cached_reads_stay_in_the_page_cache(tiny: Callable[..., Path]) -> None:
+def test_cached_reads_stay_in_the_page_cache(own: Path) -> None:
     """Every slab that was read, once, and of the dense bytes nothing but the pages a slab has a part of."""
-    from moestream.box.page_cache import cached_bytes, drop
-
-    path = tiny("olmoe")
-    drop([path])
-    with moestream.Llama(path, ram="1GB", mechanism="arena/cached", n_ctx=128) as llm:
-        loaded = cached_bytes([path])
+    with moestream.Llama(own, ram="1GB", mechanism="arena/cached", n_ctx=128) as llm:
+        loaded = cached_bytes([own])
         llm.create_completion("a", max_tokens=8, temperature=0.0)
         since = llm.stats()["since_load"]
         read = since["prefill"]["bytes_read"] + since["decode"]["bytes_read"]
         slabs = llm._engine.engagement["slabs left in the page cache"]
-        cached = cached_bytes([path])
+        cached = cached_bytes([own])
     if cached is None or loaded is None:
         pytest.skip("this kernel does not say what of a file is cached")
     assert slabs > 0 and read > 0

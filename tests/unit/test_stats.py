@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moestream.report import split_steps
-from moestream.stats import Step, percentile, phase_summary
+from moestream.stats import Phase, Step, percentile, phase_summary
 
 
 def step(tokens: int = 1, seconds: float = 0.5, **values: float) -> Step:
@@ -89,3 +89,14 @@ def test_the_prompts_steps_are_told_by_its_length(sizes: list[int], prompt: int,
     before, after = split_steps([step(size) for size in sizes], prompt)
     assert [s.tokens for s in before] == sizes[:prefill]
     assert [s.tokens for s in after] == sizes[prefill:]
+
+
+@given(st.lists(st.integers(0, 10**12), max_size=40), st.integers(1, 50))
+def test_a_long_phase_keeps_its_sums_and_its_last_steps(read: list[int], kept: int) -> None:
+    phase = Phase(kept)
+    steps = [step(2, float(at), bytes_read=value, misses=at) for at, value in enumerate(read)]
+    for one in steps:
+        phase.add(one)
+    whole, last = phase_summary(steps), phase_summary(steps[-kept:])
+    of_single_steps = ("step_ms", "p50_ms", "p95_ms", "p99_ms")
+    assert phase.summary() == {**whole, **{name: last[name] for name in of_single_steps}}

@@ -53,7 +53,7 @@ def record_steps(llama: Any) -> Recorder:
 def document(
     options: Any, generated: Generated, recorder: Recorder, accounts: Accounts, load_s: float
 ) -> dict[str, Any]:
-    prefill, decode = split_steps(recorder.all.steps, generated.prompt_tokens)
+    prefill, decode = split_steps(recorder.last.steps, generated.prompt_tokens)
     memory = process_memory()
     made = {
         "version": __version__,
