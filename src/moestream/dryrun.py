@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from moestream.binding import binding_version, low
 from moestream.box import allow_files
 from moestream.errors import BudgetError, ModelError, UsageError
 from moestream.loading import failed_assertion, loading
-from moestream.plan import ANYWHERE, MemoryFacts, Plan, make_plan
+from moestream.plan import ANYWHERE, ContextSizes, MemoryFacts, Plan, make_plan
 from moestream.plan_limits import check_before, files_needed, within
 
 if TYPE_CHECKING:
@@ -41,19 +41,6 @@ DEFAULT_STEP = 512
 SMALLEST_DEFAULT_STEP = 64
 
 
-@dataclass(frozen=True)
-class ContextSizes:
-    """Bytes llama.cpp will allocate for a context: the KV cache (recurrent state included), the compute
-    buffers and the output buffer. ``seconds``: what asking took. Without a memory (a diffusion model, an encoder)
-    every batch stands for itself."""
-
-    kv_bytes: int
-    compute_bytes: int
-    output_bytes: int
-    seconds: float = 0.0
-    has_memory: bool = True
-
-
 def measure_context(
     path: str | Path,
     n_ctx: int,
@@ -68,9 +55,8 @@ def measure_context(
 ) -> ContextSizes:
     """The sizes of a context of this model (its first shard). 0 for ``n_ctx``: what the model was trained
     with; 0 for ``n_outputs_max``: logits for every token of a step, as llama.cpp does by itself, and always where there
-    is no memory. Sizes are
-    rounded up to what llama.cpp prints (0.01 MiB). Raises ModelError with llama.cpp's reason when it cannot
-    load the model."""
+    is no memory. Sizes are rounded up to what llama.cpp prints (0.01 MiB). Raises ModelError with llama.cpp's reason
+    when it cannot load the model."""
     start = time.perf_counter()
     with loading(path) as log:
         params = low.llama_model_default_params()

@@ -13,7 +13,6 @@ from moestream.mechanism import DEFAULT, Mechanism
 from moestream.units import format_bytes, megabytes
 
 if TYPE_CHECKING:
-    from moestream.dryrun import ContextSizes
     from moestream.model import Model
 
 #: Anonymous memory of a process that runs a model: Python, numpy, the binding, our index, the command line and its
@@ -32,6 +31,19 @@ RESERVE_BYTES = 512 << 20
 #: For a model that lies in memory: its pages are the experts' place.
 IN_PLACE = Mechanism.parse("mapped+fault")
 ANYWHERE = Place()
+
+
+@dataclass(frozen=True)
+class ContextSizes:
+    """Bytes llama.cpp will allocate for a context: the KV cache (recurrent state included), the compute
+    buffers and the output buffer. ``seconds``: what asking took. Without a memory (a diffusion model, an encoder)
+    every batch stands for itself."""
+
+    kv_bytes: int
+    compute_bytes: int
+    output_bytes: int
+    seconds: float = 0.0
+    has_memory: bool = True
 
 
 class MemoryFacts(Protocol):

@@ -11,10 +11,9 @@ from box_trees import GIB, ROOT_MOUNT, write
 from ggufs import moe_tensors, write_gguf
 from moestream.box import Box, Limit, hindrance, place_of
 from moestream.box.filesystems import Kind, known, look_up
-from moestream.dryrun import ContextSizes
 from moestream.mechanism import Mechanism
 from moestream.model import Model, read_model
-from moestream.plan import IN_PLACE, Plan, make_plan
+from moestream.plan import IN_PLACE, ContextSizes, Plan, make_plan
 from moestream.probe.run import doubts
 from probe_documents import document
 

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from ggufs import moe_tensors, write_gguf
 from moestream.box import DiskRate, Limit, ProcessLimits
 from moestream.cli.plan import plan as plan_command
-from moestream.dryrun import ContextSizes, measure_context, plan_context
+from moestream.dryrun import measure_context, plan_context
 from moestream.errors import BudgetError, ModelError, UsageError
 from moestream.geometry import PAGE, Geometry, Part, slab_geometry, split_budget
 from moestream.mechanism import DEFAULT, Mechanism
 from moestream.model import Bank, ExpertTensor, Model, Shard
-from moestream.plan import make_plan
+from moestream.plan import ContextSizes, make_plan
 
 _SIZES = ContextSizes(kv_bytes=10 << 20, compute_bytes=4 << 20, output_bytes=1 << 20)
 

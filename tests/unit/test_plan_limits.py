@@ -11,12 +11,11 @@ import pytest
 from box_trees import GIB, v2, write
 from ggufs import moe_tensors, write_gguf
 from moestream.box import Bound, Box, Limit, ProcessLimits
-from moestream.dryrun import ContextSizes
 from moestream.errors import RefusedError
 from moestream.geometry import PAGE, slab_geometry
 from moestream.mechanism import Mechanism
 from moestream.model import Model, read_model
-from moestream.plan import Plan, make_plan
+from moestream.plan import ContextSizes, Plan, make_plan
 from moestream.plan_limits import check_before, files_needed, within
 
 MIB = 1 << 20
