@@ -31,7 +31,7 @@ from moestream.callbacks import Processors
 from moestream.dryrun import rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
 from moestream.governor import Governor, govern
-from moestream.guard import check_cow, check_memory, check_rows
+from moestream.guard import check_arguments, check_cow, check_memory, check_rows
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
@@ -41,14 +41,6 @@ from moestream.stats import Step
 from moestream.trace.sink import WORKING_BYTES, TraceSink, open_trace, trace_meta
 from moestream.unchanged import Unchanged
 from moestream.units import parse_size
-
-#: Arguments of the parent that would put experts where the engine cannot stream them.
-_REFUSED_ARGUMENTS = {
-    "n_gpu_layers": "streamed experts stay on the CPU: leave n_gpu_layers at 0",
-    "use_mlock": "llama.cpp's mlock would lock the experts too: use dense mlock (mechanism '...+mlock')",
-    "lora_path": "llama.cpp does not map a model that has a LoRA: merge it into the file",
-    "vocab_only": "a vocabulary has no experts to stream: use llama_cpp.Llama",
-}
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
@@ -99,6 +91,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         #: Held while llama.cpp computes, so that ``close`` frees nothing under it.
         self._computing = threading.RLock()
         self._process = os.getpid()
+        self._asked = {
+            "ram": ram, "mechanism": mechanism, "strict": strict, "i_know": i_know, "governor": governor,
+        }  # fmt: skip
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
         self._expert_limit = _expert_bytes
         self._governed = governor and trace is None and _expert_bytes is None
@@ -154,11 +149,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         interpose: bool,
         arguments: dict[str, Any],
     ) -> None:
-        for name, reason in _REFUSED_ARGUMENTS.items():
-            if arguments.get(name):
-                raise UsageError(f"{name}: {reason}")
-        if arguments.get("use_mmap") is False:
-            raise UsageError("use_mmap=False: the experts' addresses come from the mapping; leave it at True")
+        check_arguments(arguments)
         # Before the memory is measured: reading a trace takes some.
         seeds = load_seeds(mechanism, self.model_info) if mechanism is not None else {}
         self.plan = plan_load(
@@ -370,6 +361,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._cancelled = True
         if self._engine is not None:
             self._engine.cancel(True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What loads it elsewhere as it was asked for here, but for a trace, which has one writer."""
+        return {**super().__getstate__(), **self._asked}
 
     # -- looking ------------------------------------------------------------------------------------------------
 

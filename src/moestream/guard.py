@@ -1,4 +1,5 @@
-"""What must not be run unguarded: a mechanism whose memory grows without bound, and what llama.cpp would abort over."""
+"""What must not be run unguarded: a mechanism whose memory grows without bound, arguments that put experts elsewhere, and
+what llama.cpp would abort over."""
 
 from __future__ import annotations
 
@@ -8,6 +9,24 @@ from moestream.box import Box
 from moestream.errors import ModelError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.model import Model
+
+
+#: Arguments of the parent that would put experts where the engine cannot stream them.
+_REFUSED_ARGUMENTS = {
+    "n_gpu_layers": "streamed experts stay on the CPU: leave n_gpu_layers at 0",
+    "use_mlock": "llama.cpp's mlock would lock the experts too: use dense mlock (mechanism '...+mlock')",
+    "lora_path": "llama.cpp does not map a model that has a LoRA: merge it into the file",
+    "vocab_only": "a vocabulary has no experts to stream: use llama_cpp.Llama",
+}
+
+
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Raises UsageError for an argument of the parent that a streamed model cannot have."""
+    for name, reason in _REFUSED_ARGUMENTS.items():
+        if arguments.get(name):
+            raise UsageError(f"{name}: {reason}")
+    if arguments.get("use_mmap") is False:
+        raise UsageError("use_mmap=False: the experts' addresses come from the mapping; leave it at True")
 
 
 def check_cow(mechanism: Mechanism, box: Box, i_know: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -133,6 +134,24 @@ def test_a_pool_of_processes(method: str, tiny: Any, tmp_path: Path) -> None:
     words = [sys.executable, str(program), str(tiny("olmoe")), method]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
+
+
+def test_a_model_that_is_sent_to_a_process_is_loaded_there_as_asked(tiny: Any, stock: Any) -> None:
+    """Its cap and its mechanism go along, as the parent's own arguments do."""
+    asked = {
+        "ram": "1GiB",
+        "mechanism": "arena+sync+lru",
+        "governor": False,
+        "n_ctx": CONTEXT,
+        "n_threads": 2,
+    }
+    with moestream.Llama(tiny("olmoe"), n_batch=64, n_threads_batch=2, **asked) as llama:
+        sent = pickle.dumps(llama)
+    with pickle.loads(sent) as there:
+        assert there.plan.cap_bytes == llama.plan.cap_bytes == 1 << 30
+        assert there.mechanism == llama.mechanism
+        assert there.governor is None
+        same_answer(there, stock, 40)
 
 
 @pytest.mark.parametrize(
