@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import threading
@@ -172,6 +173,39 @@ def set_abort_callback(context: Any, address: int, data: int) -> None:
     """Have llama.cpp ask the C function at ``address`` between nodes whether to stop."""
     callback = ctypes.cast(address, low.ggml_abort_callback)
     low.llama_set_abort_callback(context, callback, ctypes.c_void_p(data))
+
+
+#: Addresses of models that have the one context they may have.
+_taken: set[int] = set()
+
+
+@contextlib.contextmanager
+def only_context(model: int) -> Iterator[None]:
+    """While inside, the binding makes no other context of the model at this address: it would compute on experts that
+    nobody read for it."""
+    _taken.add(model)
+    try:
+        yield
+    finally:
+        _taken.discard(model)
+
+
+def _refuse_taken(make: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
+    @functools.wraps(make)
+    def make_context(model: int, params: Any) -> Any:
+        if model in _taken:
+            raise UsageError(
+                "a streamed model has one context, the one that has its experts read: load it once more for another"
+            )
+        return make(model, params)
+
+    return make_context
+
+
+for _name in ("llama_init_from_model", "llama_new_context_with_model"):
+    _made = _refuse_taken(getattr(low, _name))
+    for _module in (low, llama_cpp):
+        setattr(_module, _name, _made)
 
 
 class Closed:

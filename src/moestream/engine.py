@@ -25,7 +25,15 @@ from moestream.assembly import (
     plan_load,
     translate,
 )
-from moestream.binding import Closed, llama_cpp, node_callback, set_abort_callback, unproven, wrapped_defaults
+from moestream.binding import (
+    Closed,
+    llama_cpp,
+    node_callback,
+    only_context,
+    set_abort_callback,
+    unproven,
+    wrapped_defaults,
+)
 from moestream.box import Box, mapping_refusal
 from moestream.callbacks import Processors
 from moestream.dryrun import rows_of_logits
@@ -104,8 +112,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         check_architecture(self.model_info)
         check_names(self.model_info)
         complete(arguments)
-        if isinstance(mechanism, str):
-            mechanism = Mechanism.parse(mechanism)
+        mechanism = Mechanism.parse(mechanism) if isinstance(mechanism, str) else mechanism
         cap = parse_size(ram) if ram is not None else None
         if mechanism is not None:
             check_cow(mechanism, Box(), i_know)
@@ -225,6 +232,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.close()
             raise
         set_abort_callback(self._ctx.ctx, engine.abort_callback, engine.address)
+        if self.mechanism is not None and self.mechanism.cached:
+            self._stack.enter_context(only_context(self._model.model))
 
     # -- running ------------------------------------------------------------------------------------------------
 

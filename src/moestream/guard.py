@@ -1,5 +1,5 @@
-"""What must not be run unguarded: a mechanism whose memory grows without bound, arguments that put experts elsewhere, and
-what llama.cpp would abort over."""
+"""What must not be run unguarded: a mechanism whose memory grows without bound, arguments that would put experts where
+nothing is streamed, and what llama.cpp would abort over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from moestream.box import Box
 from moestream.errors import ModelError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.model import Model
-
 
 #: Arguments of the parent that would put experts where the engine cannot stream them.
 _REFUSED_ARGUMENTS = {

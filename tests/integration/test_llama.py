@@ -200,6 +200,24 @@ def test_two_instances_do_not_disturb_each_other(tiny, stock) -> None:
     late.close()
 
 
+@pytest.mark.parametrize("function", ["llama_init_from_model", "llama_new_context_with_model"])
+def test_a_context_that_nothing_is_read_for_is_refused(function: str, tiny, stock) -> None:
+    """It would compute on experts that are not there; where all are, it may be."""
+    from moestream.binding import llama_cpp, low
+
+    for module in (llama_cpp, low):
+        for mechanism in ("arena", "shared+sync+lru"):
+            with load(tiny("olmoe"), mechanism) as llama:
+                params = low.llama_context_default_params()
+                with pytest.raises(moestream.UsageError, match="a streamed model has one context"):
+                    getattr(module, function)(llama._model.model, params)
+                same_answer(llama, stock, 7)
+    with load(tiny("olmoe"), "resident") as llama:
+        context = getattr(low, function)(llama._model.model, low.llama_context_default_params())
+        assert context is not None
+        low.llama_free(context)
+
+
 def test_tokens_of_two_instances_interleaved(tiny) -> None:
     """Two arenas of one file take turns, a token each."""
     path = tiny("olmoe")
