@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import moestream
 from answers import CONTEXT, answer, prompt_tokens
 from children import child_command, child_result, refusing, run_child
 from conftest import load, same_answer, smallest_cap
+from ggufs import write_split
 
 ARENAS = (
     "arena+uring:24+lru",
@@ -86,6 +88,22 @@ def test_truncated_after_load(mechanism: str, copy: Path, stock) -> None:
     copy.write_bytes(whole)
     with load(copy, mechanism) as llama:
         same_answer(llama, stock, 7)
+
+
+@pytest.mark.parametrize("mechanism", ["arena", "arena+threads:2", "mapped+pread"])
+def test_of_a_split_model_the_shard_is_named(mechanism: str, tiny, tmp_path: Path) -> None:
+    shards = write_split(tiny("olmoe"), tmp_path / "m.gguf", 3)
+    with load(shards[0], mechanism) as llama:
+        last = llama.model_info.banks[-1].tensors[-1]
+        assert last.shard == 2
+        running = llama.generate(long_prompt(llama), temp=0.0)
+        next(running)
+        os.truncate(shards[2], last.offset)
+        with pytest.raises(moestream.ReadError) as raised:
+            for _ in range(50):
+                next(running)
+    said = rf"{shards[2]} at byte \d+ \({last.name}, expert \d+\): the file ends early"
+    assert re.fullmatch(said, str(raised.value)), raised.value
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +101,56 @@ def test_a_neighbour_that_wants_memory_gets_it(free: int, pause_s: float, tiny: 
     assert any(change["bytes"] < change["before_bytes"] for change in result["governor"]), result["governor"]
     expected = stock(path, prompt_tokens(20, 320), 300, 2, result["n_batch"], result["n_batch"])
     assert tuple(result["digests"]) == expected.digests
+
+
+#: A machine that is short of memory at first and has plenty after: what the governor decides, by its looks.
+_SHORT_AT_FIRST = """
+import itertools, sys
+from moestream.cli.main import main
+from moestream.governor import Decision
+looks = itertools.count()
+Decision.__call__ = lambda self, *_: self.floor if next(looks) < 4 else self.planned
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_has_one_and_says_what_it_gives_and_takes(tiny: Any, tmp_path: Path) -> None:
+    words = ["run", str(tiny("olmoe", SHAPE)), "-p", "Once", "-n", "400", "--ctx", "512", "--json"]
+    words += [str(tmp_path / "run.json"), "--mechanism", "arena", "--ram", "1GiB"]
+
+    def run(*more: str) -> tuple[str, list[str], dict[str, Any]]:
+        command = [sys.executable, "-c", _SHORT_AT_FIRST, *words, *more]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        assert done.returncode == 0, done.stderr
+        said = [line for line in done.stderr.splitlines() if line.startswith("memory: ")]
+        return done.stdout, said, json.loads((tmp_path / "run.json").read_text())
+
+    text, said, document = run()
+    gave, took = said
+    assert re.match(r"memory: gave back .* of expert pages: .* for experts now$", gave)
+    assert re.match(r"memory: took again .* of expert pages: .* for experts now$", took)
+    assert len(document["governor"]) == 2
+    without, said, document = run("--no-governor")
+    assert (without, said, document["governor"]) == (text, [], None)
+
+
+def test_the_labs_runs_have_none(tiny: Any, tmp_path: Path) -> None:
+    words = [
+        str(tiny("olmoe")),
+        "-p",
+        "ab",
+        "-n",
+        "2",
+        "--ctx",
+        "64",
+        "--ram",
+        "1GiB",
+        "--mechanism",
+        "arena",
+    ]
+    command = [sys.executable, "-m", "moestream.lab.worker", *words, "--json", str(tmp_path / "run.json")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert json.loads((tmp_path / "run.json").read_text())["governor"] is None
 
 
 def test_a_cap_above_what_there_is_now(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
