@@ -299,7 +299,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 "this model was loaded before the process forked: load it in the child (or spawn it)"
             )
         if self._recorder is not None and not self._generating:
-            self._files.check()
+            self.fallbacks += self._files.check()
             self._recorder.begin_call()
             self._cancelled = False
             if self._engine is not None:

@@ -12,20 +12,26 @@ Stamp = tuple[tuple[int, int], int, int]
 
 
 class Unchanged:
-    """The files as they are now. One that is replaced by another (a download, a rename) does no harm: what is open
-    stays what it was."""
+    """The files as they are now. One that is removed or replaced by another (a download, a rename) does no harm: what
+    is open stays what it was."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._known = [(path, stamp(path)) for path in paths]
+        self._known = {path: stamp(path) for path in paths}
 
-    def check(self) -> None:
-        """Raises ReadError when one of the files has another size or was written to."""
-        for path, before in self._known:
+    def check(self) -> list[str]:
+        """Names the files that are no longer where they were, each once. Raises ReadError when one of the others has
+        another size or was written to."""
+        said = []
+        for path, before in list(self._known.items()):
             now = stamp(path)
-            if now is None or before is None or now[0] != before[0]:
-                continue  # removed or replaced
-            if now != before:
+            if now == before:
+                continue
+            if now is not None and before is not None and now[0] == before[0]:
                 raise ReadError(f"{path} was written to while it was in use: load the model again")
+            del self._known[path]
+            what = "was removed" if now is None else "is another file now"
+            said.append(f"{path} {what}: the model goes on with the one it was loaded from")
+        return said
 
 
 def stamp(path: Path) -> Stamp | None:

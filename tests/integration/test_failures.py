@@ -143,15 +143,36 @@ def test_the_device_fails(mechanism: str, copy: Path, stock, tmp_path: Path) -> 
             same_answer(llama, stock, length)
 
 
-def test_replaced_after_load_changes_nothing(copy: Path, tiny, stock) -> None:
-    with load(copy, "arena+uring:24+lru") as llama:
-        new = copy.with_suffix(".new")
-        new.write_bytes(b"not the model")
-        new.replace(copy)
+@pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "mapped+willneed", "resident"])
+def test_written_to_while_in_use_is_named_by_the_next_call(mechanism: str, copy: Path) -> None:
+    """In place and as long as before: only the time tells."""
+    with load(copy, mechanism) as llama:
+        llama.eval([1, 2])
+        with copy.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"x")
+        with pytest.raises(moestream.ReadError, match=f"{copy} was written to while it was in use"):
+            llama.eval([3])
+
+
+@pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "mapped+willneed"])
+@pytest.mark.parametrize("what", ["was removed", "is another file now"])
+def test_replaced_after_load_is_said_and_changes_nothing(
+    what: str, mechanism: str, copy: Path, tiny, stock
+) -> None:
+    with load(copy, mechanism) as llama:
+        before = list(llama.fallbacks)
+        copy.unlink()
+        if what == "is another file now":
+            copy.write_bytes(b"not the model")
         tokens = prompt_tokens(40, llama.n_vocab())
         n_ubatch = min(llama.n_batch, llama.context_params.n_ubatch)
         expected = stock(tiny("olmoe"), tokens, 3, llama.n_threads, llama.n_batch, n_ubatch)
         assert answer(llama, tokens, 3) == expected
+        assert llama.fallbacks == [
+            *before,
+            f"{copy} {what}: the model goes on with the one it was loaded from",
+        ]
     with pytest.raises(moestream.ModelError):
         moestream.Llama(copy)
 
