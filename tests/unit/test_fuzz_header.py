@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import subprocess
 import sys
@@ -37,6 +38,25 @@ def test_what_is_no_model_error_is_a_finding(tmp_path: Path, monkeypatch: pytest
     assert fuzz.run_case(3, 0, files, tmp_path / "case.gguf") == "ZeroDivisionError: by nothing"
     monkeypatch.setattr(fuzz, "read_model", lambda path: time.sleep(1.2 * fuzz.SECONDS))
     assert fuzz.run_case(3, 0, files, tmp_path / "case.gguf").startswith("took 1.")
+
+
+def test_what_takes_more_memory_than_a_case_may_is_a_finding() -> None:
+    script = """
+import sys, tempfile
+from pathlib import Path
+import fuzz_header
+with tempfile.TemporaryDirectory() as directory:
+    files = fuzz_header.bases(Path(directory))
+    fuzz_header._limit()
+    for size in (fuzz_header.BYTES // 2, fuzz_header.BYTES * 5 // 4):
+        fuzz_header.read_model = lambda path: bytearray(size)
+        print(fuzz_header.run_case(3, 0, files, Path(directory, "case.gguf")))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(TOOL.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.stdout.splitlines() == ["", "MemoryError: "], done.stderr
 
 
 def test_every_number_of_a_header_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
