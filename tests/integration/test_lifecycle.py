@@ -44,7 +44,7 @@ def run(program: str, *words: object, code: int = 0) -> str:
 
 
 def test_opening_and_closing_leaves_nothing() -> None:
-    """A share of ``make opens``: its figures are in FINDINGS.md. After six cycles of each way Python's caches are full."""
+    """A share of ``make opens`` (figures: FINDINGS.md). After six cycles of each way Python's caches are full."""
     words = [sys.executable, str(OPENS), "--cycles", "180", "--settled", "108"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
