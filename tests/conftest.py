@@ -129,7 +129,7 @@ def load(path: Path, mechanism: str, experts: int = 0, threads: int = 2, **argum
     ram = smallest_cap(path, mechanism, n_ctx=settings["n_ctx"], n_batch=settings["n_batch"]) + experts
     if not Mechanism.parse(mechanism).cached:
         return moestream.Llama(path, ram=ram + ROOM, mechanism=mechanism, **settings)
-    geometry = slab_geometry(read_model(path))
+    geometry = slab_geometry(read_model(path, settings.get("kv_overrides")))
     limit = max(experts, geometry.bytes_of(geometry.smallest(1)))
     return moestream.Llama(path, ram=ram + ROOM, mechanism=mechanism, _expert_bytes=limit, **settings)
 

@@ -25,6 +25,7 @@ from moestream.errors import (
     UsageError,
 )
 from moestream.geometry import slab_geometry, split_budget
+from moestream.guard import check_values
 from moestream.mechanism import Mechanism
 from moestream.model import Model
 from moestream.plan import Plan, process_bytes
@@ -71,7 +72,8 @@ def check_names(model: Model) -> None:
 
 def complete(arguments: dict[str, Any]) -> None:
     """The parent's defaults, but that it says nothing, and that of the processors it counts no more are used than this
-    process may use at once."""
+    process may use at once. Raises UsageError for a value that llama.cpp would crash over."""
+    check_values(arguments)
     arguments.setdefault("verbose", False)
     machine, here = multiprocessing.cpu_count(), Box().cpus()
     for name, usual in (("n_threads", max(machine // 2, 1)), ("n_threads_batch", machine)):
@@ -207,6 +209,7 @@ def plan_load(
             compute_share=1.0 if asked else COMPUTE_SHARE,
             type_k=arguments.get("type_k"),
             type_v=arguments.get("type_v"),
+            kv_overrides=model.overrides,
             flash_attn=bool(arguments.get("flash_attn", False)),
             n_outputs_max=rows_of_logits(arguments),
             place=place_of(model.paths, box),

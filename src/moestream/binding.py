@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,19 @@ def wrapped_defaults(
             yield
         finally:
             low.llama_model_default_params, low.llama_context_default_params = originals
+
+
+def override_array(overrides: Mapping[str, bool | int | float | str]) -> Any:
+    """``kv_overrides`` as llama.cpp takes them, a zeroed one behind the last; the binding makes its own only while it
+    loads."""
+    tags = {bool: "BOOL", int: "INT", float: "FLOAT", str: "STR"}
+    fields = {bool: "val_bool", int: "val_i64", float: "val_f64", str: "val_str"}
+    array = (low.llama_model_kv_override * (len(overrides) + 1))()
+    for entry, (key, value) in zip(array, overrides.items(), strict=False):
+        entry.key = key.encode()
+        entry.tag = getattr(low, f"LLAMA_KV_OVERRIDE_TYPE_{tags[type(value)]}")
+        setattr(entry.value, fields[type(value)], value.encode() if isinstance(value, str) else value)
+    return array
 
 
 def node_callback(address: int) -> Any:

@@ -14,14 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moestream.binding import binding_version, low
+from moestream.binding import binding_version, low, override_array
 from moestream.box import allow_files
 from moestream.errors import BudgetError, ModelError, UsageError
 from moestream.loading import failed_assertion, loading
+from moestream.model.overrides import naming
 from moestream.plan import ANYWHERE, ContextSizes, MemoryFacts, Plan, make_plan
 from moestream.plan_limits import check_before, files_needed, within
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from moestream.box import Place
     from moestream.mechanism import Mechanism
     from moestream.model import Model
@@ -52,17 +55,20 @@ def measure_context(
     n_outputs_max: int = 0,
     flash_attn: bool = False,
     embeddings: bool = False,
+    kv_overrides: Mapping[str, Any] | None = None,
 ) -> ContextSizes:
     """The sizes of a context of this model (its first shard). 0 for ``n_ctx``: what the model was trained
     with; 0 for ``n_outputs_max``: logits for every token of a step, as llama.cpp does by itself, and always where there
     is no memory. Sizes are rounded up to what llama.cpp prints (0.01 MiB). Raises ModelError with llama.cpp's reason
     when it cannot load the model."""
     start = time.perf_counter()
-    with loading(path) as log:
+    with naming(kv_overrides), loading(path) as log:
         params = low.llama_model_default_params()
         params.no_alloc = True
         params.n_gpu_layers = 0
         params.use_extra_bufts = False
+        overrides = override_array(kv_overrides or {})
+        params.kv_overrides = overrides if kv_overrides else None
         params.load_mode = low.LLAMA_LOAD_MODE_NONE  # with no_alloc there is nothing to map
         model = low.llama_model_load_from_file(os.fsencode(path), params)
         if not model:

@@ -107,7 +107,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._governed = governor and trace is None and _expert_bytes is None
         self._recording_bytes = WORKING_BYTES if trace is not None else 0
         self.fallbacks: list[str] = unproven(i_know)
-        self.model_info: Model = read_model(model_path)
+        self.model_info: Model = read_model(model_path, arguments.get("kv_overrides"))
         self._files = Unchanged(self.model_info.paths)
         check_architecture(self.model_info)
         check_names(self.model_info)

@@ -3,7 +3,7 @@ nothing is streamed, and what llama.cpp would abort over."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 from moestream.box import Box
 from moestream.errors import ModelError, RefusedError, UsageError
@@ -17,6 +17,28 @@ _REFUSED_ARGUMENTS = {
     "lora_path": "llama.cpp does not map a model that has a LoRA: merge it into the file",
     "vocab_only": "a vocabulary has no experts to stream: use llama_cpp.Llama",
 }
+
+
+#: Smallest values of the parent's sizes, and the largest of all of them.
+_SIZES = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 0}
+_LARGEST_SIZE = 2**31 - 1
+#: ggml's numbers of the types that llama.cpp's own programs keep a cache in; others divide by zero or have no code.
+_CACHE_TYPES = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
+}  # fmt: skip
+
+
+def check_values(arguments: dict[str, Any]) -> None:
+    """Raises UsageError for a value of the parent's arguments that llama.cpp would crash or hang over."""
+    for name, least in _SIZES.items():
+        value = arguments.get(name, least)
+        if not isinstance(value, SupportsIndex) or not least <= value.__index__() <= _LARGEST_SIZE:
+            raise UsageError(f"{name}={value!r}: a whole number is needed, {least} to {_LARGEST_SIZE}")
+    for name in ("type_k", "type_v"):
+        kind = arguments.get(name)
+        if kind is not None and kind not in _CACHE_TYPES.values():
+            known = ", ".join(f"{number} ({word})" for word, number in _CACHE_TYPES.items())
+            raise UsageError(f"{name}={kind!r}: llama.cpp keeps its cache in one of {known}")
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from moestream.errors import ModelError
 from moestream.model.ggml import binding_version, find_library
 from moestream.model.numbers import check_numbers
+from moestream.model.overrides import naming
 from moestream.model.types import Model
 
 
@@ -33,7 +34,8 @@ def check_architecture(model: Model) -> None:
             f"{model.paths[0]}: architecture {model.arch!r} is unknown to {binding_version()}; "
             "install a newer moestream (and its llama-cpp-python)"
         )
-    check_numbers(model)
+    with naming(model.overrides):
+        check_numbers(model)
 
 
 @cache
