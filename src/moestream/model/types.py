@@ -105,7 +105,7 @@ class Model:
     n_vocab: int
     n_mtp_layers: int = 0
     weights: Weights | None = None
-    overrides: dict[str, Value] = field(default_factory=dict)
+    overrides: dict[str, Value] = field(default_factory=dict, hash=False)
 
     @property
     def paths(self) -> tuple[Path, ...]:
