@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 import moestream._core as _core
 from moestream.binding import binding_version, libllama_path, llama_cpp, low
 from moestream.errors import AbiError, ModelError
@@ -98,6 +100,11 @@ def loading(path: str | Path, echo: bool = False) -> Iterator[Log]:
             yield log
         except ValueError as error:
             raise ModelError(f"{path}: {_complaint(log, str(error))}") from None
+        except TemplateError as error:  # the binding reads all templates of a model as it loads it
+            raise ModelError(
+                f"{path}: a chat template in it is none ({type(error).__name__}: {error}), and llama-cpp-python loads "
+                "no such model: mend its tokenizer.chat_template, or download it again"
+            ) from None
 
 
 def failed_assertion() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ggufs import rewrite
 from moestream import __version__
 from moestream.box import Box
 from moestream.geometry import slab_geometry
@@ -291,6 +292,27 @@ def test_chat_uses_the_models_own_template(tiny: Path, tmp_path: Path) -> None:
         return int(json.loads(out.read_text())["prefill"]["tokens"])
 
     assert prompt_tokens("--chat") > prompt_tokens()
+
+
+#: Chat templates, and what is said of them where they do not work.
+TEMPLATES = {
+    "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}": None,
+    "{% for %}": "a chat template in it is none (TemplateSyntaxError: ",
+    "{{ raise_exception('only\n tools') }}": "its chat template does not work (ValueError: only tools): leave",
+    "{{ messages[0].parts.first }}": "its chat template does not work (UndefinedError: ",
+    "{{ messages[0].content + 1 }}": "its chat template does not work (TypeError: ",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_chat_template_works_or_is_refused_in_one_line(template: str, tiny: Path, tmp_path: Path) -> None:
+    path = rewrite(tiny, tmp_path / "m.gguf", change={"tokenizer.chat_template": template})
+    done = run(path, "-p", "hi", "-n", 0, "--ctx", 64, "--quiet", "--chat")
+    said = TEMPLATES[template]
+    if said is None:
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert refusal(done, 3).startswith(f"moestream: {path}: {said}")
 
 
 def test_a_context_that_fills_up(tiny: Path, tmp_path: Path) -> None:

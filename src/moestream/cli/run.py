@@ -368,8 +368,15 @@ def _chat_prompt(llama: Llama, text: str) -> str:
         llama.detokenize([token], special=True).decode("utf-8", "replace") if token >= 0 else ""
         for token in (llama.token_eos(), llama.token_bos())
     )
-    formatter = Jinja2ChatFormatter(template=template, eos_token=eos, bos_token=bos)
-    return str(formatter(messages=[{"role": "user", "content": text}]).prompt)
+    try:
+        formatter = Jinja2ChatFormatter(template=template, eos_token=eos, bos_token=bos)
+        return str(formatter(messages=[{"role": "user", "content": text}]).prompt)
+    except Exception as error:  # a template is a program of the model's maker, and raises what it likes
+        said = " ".join(str(error).split())
+        raise RefusedError(
+            f"{llama.model_info.paths[0]}: its chat template does not work ({type(error).__name__}: {said}): "
+            "leave out --chat, and write the prompt as the model expects it"
+        ) from None
 
 
 def _is_end(llama: Llama, token: int) -> bool:
