@@ -291,6 +291,20 @@ def test_the_file_is_only_read(mechanism: str, tiny) -> None:
     assert before == (hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns)
 
 
+@pytest.mark.parametrize("mechanism", ["arena", "mapped+willneed", "resident"])
+def test_no_weight_is_repacked(mechanism: str, tiny, capfd: pytest.CaptureFixture[str]) -> None:
+    """A repacked expert would be a copy in memory. llama.cpp's log names its buffers; stock's own default repacks."""
+    from moestream.binding import llama_cpp
+
+    path = tiny("olmoe")
+    llama_cpp.Llama(str(path), n_ctx=64, verbose=True).close()
+    if "CPU_REPACK model buffer" not in capfd.readouterr().err:
+        pytest.skip("this llama.cpp repacks nothing on this processor")
+    with load(path, mechanism, verbose=True):
+        buffers = re.findall(r"(\S+) model buffer size", capfd.readouterr().err)
+    assert set(buffers) == {"CPU_Mapped"}
+
+
 def test_a_layer_that_is_never_routed_is_an_error(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     def ghost(arguments: dict[str, Any]) -> None:
         arguments["layers"].append(99)
