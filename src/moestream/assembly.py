@@ -210,6 +210,7 @@ def plan_load(
             type_k=arguments.get("type_k"),
             type_v=arguments.get("type_v"),
             kv_overrides=model.overrides,
+            embeddings=bool(arguments.get("embedding", False)),
             flash_attn=bool(arguments.get("flash_attn", False)),
             n_outputs_max=rows_of_logits(arguments),
             place=place_of(model.paths, box),

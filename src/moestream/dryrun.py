@@ -78,6 +78,9 @@ def measure_context(
             context.n_ctx, context.n_batch, context.n_ubatch = n_ctx, n_batch, n_ubatch
             context.n_outputs_max = n_outputs_max
             context.embeddings = embeddings
+            if embeddings:  # as the binding makes one
+                context.n_seq_max = min(n_batch, low.llama_max_parallel_sequences())
+                context.kv_unified = True
             context.offload_kqv = context.op_offload = False
             context.flash_attn_type = (
                 low.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attn else low.LLAMA_FLASH_ATTN_TYPE_DISABLED

@@ -36,10 +36,10 @@ from moestream.binding import (
 )
 from moestream.box import Box, mapping_refusal
 from moestream.callbacks import Processors
-from moestream.dryrun import rows_of_logits
+from moestream.dryrun import DEFAULT_STEP, rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
 from moestream.governor import Governor, govern
-from moestream.guard import check_arguments, check_cow, check_memory, check_rows
+from moestream.guard import check_arguments, check_cow, check_memory, check_rows, check_texts
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
@@ -71,6 +71,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     _ctx: Any
     _model: Any
     _batch: Any
+    _asked_batch: int = 0  #: tokens a step as the caller named them, where a cap may cut them
 
     def __init__(
         self,
@@ -157,6 +158,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         arguments: dict[str, Any],
     ) -> None:
         check_arguments(arguments)
+        self._asked_batch = arguments.get("n_batch", DEFAULT_STEP)
         # Before the memory is measured: reading a trace takes some.
         seeds = load_seeds(mechanism, self.model_info) if mechanism is not None else {}
         self.plan = plan_load(
@@ -181,14 +183,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._load_parent(arguments)
         try:
             n_batch = self.plan.n_batch
-            self.plan = give_budget(
-                self._engine,
-                self.model_info,
-                self.plan,
-                self._expert_limit,
-                self.fallbacks,
-                self._recording_bytes,
-            )
+            bounds = self._expert_limit, self.fallbacks, self._recording_bytes
+            self.plan = give_budget(self._engine, self.model_info, self.plan, *bounds)
             if self.plan.n_batch < n_batch:  # the parent feeds at most this many tokens a step
                 self.n_batch = min(self.n_batch, self.plan.n_batch)
             if strict and self.fallbacks:
@@ -360,10 +356,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         if self._recorder is not None:
             self._recorder.reading_prompt = False
 
-    def embed(self, *args: Any, **kwargs: Any) -> Any:
+    def embed(self, input: str | list[str], *args: Any, **kwargs: Any) -> Any:
         with self._computing:
             self._begin_call()
-            return super().embed(*args, **kwargs)
+            check_texts(self, [input] if isinstance(input, str) else input, self._asked_batch)
+            return super().embed(input, *args, **kwargs)
 
     def cancel(self) -> None:
         """Stop the running call within one layer: it raises Cancelled. From any thread; lasts until the next call."""

@@ -3,10 +3,11 @@ nothing is streamed, and what llama.cpp would abort over."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 from moestream.box import Box
-from moestream.errors import ModelError, RefusedError, UsageError
+from moestream.errors import BudgetError, ModelError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.model import Model
 
@@ -80,3 +81,23 @@ def check_rows(batch: Any, most: int) -> None:
         raise UsageError(
             f"a batch asks for {asked} rows of logits and this context was made for {most}: load with logits_all=True"
         )
+
+
+def check_texts(llama: Any, texts: Sequence[str], asked_batch: int) -> None:
+    """Raises UsageError for texts that the binding would crash over, and BudgetError for one that it would embed in
+    part because a cap has cut the step of ``asked_batch`` tokens (0: none has). ``llama``: the binding's."""
+    if not llama.context_params.embeddings:
+        return  # the binding says so
+    if not texts:
+        raise UsageError("nothing to embed: give a text or more")
+    whole = min(asked_batch, llama.context_params.n_ctx)
+    for text in texts:
+        tokens = len(llama.tokenize(text.encode("utf-8")))
+        if not tokens:
+            raise UsageError("an empty text has no tokens with this model, and so no embedding: leave it out")
+        needed = min(tokens, whole)  # the binding cuts the rest off, whoever loads the model
+        if needed > llama.n_batch:
+            raise BudgetError(
+                f"a text of {needed} tokens is embedded in one step, and the cap holds steps of {llama.n_batch}: "
+                "name more memory (ram), or embed shorter texts"
+            )

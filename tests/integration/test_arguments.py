@@ -9,6 +9,7 @@ import pytest
 import moestream
 from answers import answer, prompt_tokens
 from conftest import load, plain
+from moestream.dryrun import measure_context
 from moestream.errors import ModelError, UsageError
 
 USED = "olmoe.expert_used_count"
@@ -105,3 +106,14 @@ def test_every_type_of_cache(tiny, kind: int) -> None:
         tokens = prompt_tokens(20, stock.n_vocab())
         assert answer(ours, tokens, 4) == answer(stock, tokens, 4)
         stock.close()
+
+
+def test_a_plan_counts_a_state_for_each_text_of_a_step(tiny) -> None:
+    """The binding makes room for as many texts as a step has tokens; a recurrent layer keeps a state for each."""
+    text, texts = (
+        measure_context(tiny("granitehybrid"), 256, 64, 64, embeddings=embeddings).kv_bytes
+        for embeddings in (False, True)
+    )
+    with load(tiny("granitehybrid"), "arena", experts=32 << 20, embedding=True) as ours:
+        assert ours.context_params.n_seq_max == ours.plan.n_batch == 64
+        assert ours.plan.kv_bytes > texts - (1 << 20) > 16 * text
