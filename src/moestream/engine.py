@@ -100,9 +100,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         #: Held while llama.cpp computes, so that ``close`` frees nothing under it.
         self._computing = threading.RLock()
         self._process = os.getpid()
-        self._asked = {
-            "ram": ram, "mechanism": mechanism, "strict": strict, "i_know": i_know, "governor": governor,
-        }  # fmt: skip
+        self._asked = dict(ram=ram, mechanism=mechanism, strict=strict, i_know=i_know, governor=governor)
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
         self._expert_limit = _expert_bytes
         self._governed = governor and trace is None and _expert_bytes is None
@@ -273,6 +271,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 engine.end_step()
             if engine.failure is not None:
                 raise self._failure()
+            self._files.check_step()
             return result
 
         return step

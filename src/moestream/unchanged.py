@@ -9,6 +9,7 @@ from moestream.errors import ReadError
 
 #: (device, inode), size, nanoseconds of the last write.
 Stamp = tuple[tuple[int, int], int, int]
+_SAID = "{} was written to while it was in use: load the model again"
 
 
 class Unchanged:
@@ -26,12 +27,20 @@ class Unchanged:
             now = stamp(path)
             if now == before:
                 continue
-            if now is not None and before is not None and now[0] == before[0]:
-                raise ReadError(f"{path} was written to while it was in use: load the model again")
+            if _same_file(before, now):
+                raise ReadError(_SAID.format(path))
             del self._known[path]
             what = "was removed" if now is None else "is another file now"
             said.append(f"{path} {what}: the model goes on with the one it was loaded from")
         return said
+
+    def check_step(self) -> None:
+        """Raises ReadError when one of the files was written to since the call began. One that has only shrunk is left
+        to the reads, which name what they miss of it."""
+        for path, before in self._known.items():
+            now = stamp(path)
+            if now != before and _same_file(before, now) and _bytes(now) >= _bytes(before):
+                raise ReadError(_SAID.format(path))
 
 
 def stamp(path: Path) -> Stamp | None:
@@ -41,3 +50,11 @@ def stamp(path: Path) -> Stamp | None:
     except OSError:
         return None
     return (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns
+
+
+def _same_file(before: Stamp | None, now: Stamp | None) -> bool:
+    return before is not None and now is not None and before[0] == now[0]
+
+
+def _bytes(of: Stamp | None) -> int:
+    return of[1] if of is not None else 0

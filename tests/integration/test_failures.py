@@ -156,6 +156,20 @@ def test_written_to_while_in_use_is_named_by_the_next_call(mechanism: str, copy:
 
 
 @pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "mapped+willneed"])
+def test_written_to_within_a_call_ends_it(mechanism: str, copy: Path) -> None:
+    """At the end of that very step: no token of what is there now."""
+    with load(copy, mechanism) as llama:
+        running = llama.generate([1, 5, 9], temp=0.0)
+        before = [next(running) for _ in range(3)]
+        with copy.open("r+b") as file:
+            file.seek(copy.stat().st_size // 3)
+            file.write(bytes(1 << 20))
+        with pytest.raises(moestream.ReadError, match=f"{copy} was written to while it was in use") as raised:
+            next(running)
+    assert raised.value.tokens == before
+
+
+@pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "mapped+willneed"])
 @pytest.mark.parametrize("what", ["was removed", "is another file now"])
 def test_replaced_after_load_is_said_and_changes_nothing(
     what: str, mechanism: str, copy: Path, tiny, stock
