@@ -23,11 +23,11 @@ from moestream.errors import (
     RefusedError,
     UsageError,
 )
-from moestream.version import __version__
 
 if TYPE_CHECKING:
     from moestream.engine import Llama
     from moestream.mechanism import Mechanism
+    from moestream.version import __version__
 
 __all__ = [
     "AbiError",
@@ -55,4 +55,8 @@ def __getattr__(name: str) -> Any:
         from moestream.mechanism import Mechanism
 
         return Mechanism
+    if name == "__version__":
+        from moestream.version import __version__
+
+        return __version__
     raise AttributeError(f"module 'moestream' has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moestream.cli.main import main
+from moestream.cli.start import main
 
 if __name__ == "__main__":
     main()

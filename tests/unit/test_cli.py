@@ -216,6 +216,60 @@ def test_an_interrupt_while_loading_leaves_at_once() -> None:
     assert (child.returncode, said) == (130, "moestream: stopped\n")
 
 
+#: Sends itself a Ctrl-C as soon as a module is asked for.
+_INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["moestream", "mechanisms"]
+from moestream.cli.start import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "moestream.cli.main", "moestream.cli.mechanisms"])
+def test_an_interrupt_while_it_is_imported_is_one_line(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_IMPORT.format(module=module)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "moestream: stopped\n")
+
+
+def test_an_interrupt_that_is_ignored_stays_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_IMPORT.format(module="typer")],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "arena" in done.stdout
+
+
+def test_an_interrupt_while_a_class_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of that Python 3.11 makes a RuntimeError."""
+
+    def left(code: int) -> None:
+        raise SystemExit(code)
+
+    def make(*words: Any) -> None:
+        class Name:
+            def __set_name__(self, owner: type, name: str) -> None:
+                raise KeyboardInterrupt
+
+        type("Class", (), {"name": Name()})
+
+    monkeypatch.setattr(cli, "_leave_now", left)
+    monkeypatch.setattr(cli._Commands, "get_command", make)
+    said = io.StringIO()
+    with pytest.raises(SystemExit) as end:
+        cli._exit_code(["mechanisms"], said)
+    assert (end.value.code, said.getvalue()) == (130, "moestream: stopped\n")
+
+
 def test_no_bar_where_nobody_looks() -> None:
     stream = io.StringIO()
     bar = Bar(stream, "load")
@@ -268,6 +322,7 @@ def test_the_summary() -> None:
             memory_work_s=0.01,
         ),
         "budget": {"cap_bytes": 1_100_000_000},
+        "governor": None,
         "swapped": {"in_bytes": 0, "out_bytes": 0},
         "ended": "stopped",
     }

@@ -18,11 +18,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from moestream.cli.start import INTERRUPTED
 from moestream.errors import MoestreamError, RefusedError, UsageError
 from moestream.files import lack_of_room
 
-#: A shell's exit code for a program that Ctrl-C ended before it had anything to show.
-INTERRUPTED = 130
 #: Each command, a function (or a group of commands) of that name in a module of that name, and its line in the help.
 COMMANDS = {
     "run": "Generate text from a prompt within a memory cap.",
@@ -176,6 +175,9 @@ def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
             forget_stdout()
         return MoestreamError.exit_code
     except Exception as error:
+        if _interrupted(error):
+            complain("stopped")
+            _leave_now(INTERRUPTED)
         if isinstance(error, ImportError) and error.name == "moestream._core":
             complain(
                 f"its core cannot be loaded ({error}): pip install moestream; a zip or a source tree has none"
@@ -188,6 +190,13 @@ def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
         complain("stopped")
         _leave_now(INTERRUPTED)
     return result if isinstance(result, int) else 0
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Is it what Python made of a Ctrl-C? While a class is made, 3.10 and 3.11 wrap whatever is raised."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
 
 
 def _wrong_words(error: Any, complain: Any) -> int:
