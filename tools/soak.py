@@ -178,7 +178,7 @@ class Soak:
             timer.start()
         try:
             for _ in range(2):
-                answer(llama, prompt_tokens(200, llama.n_vocab(), 0), 100)
+                llama.create_completion(prompt_tokens(200, llama.n_vocab(), 0), max_tokens=100)
         except (moestream.Cancelled, moestream.UsageError):
             return True
         finally:

@@ -219,14 +219,3 @@ for _name in ("llama_init_from_model", "llama_new_context_with_model"):
     _made = _refuse_taken(getattr(low, _name))
     for _module in (low, llama_cpp):
         setattr(_module, _name, _made)
-
-
-class Closed:
-    """What stands for llama.cpp's objects once they are freed: any use of one is a UsageError."""
-
-    SAID = "this model is closed: load it again"
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise UsageError(self.SAID)

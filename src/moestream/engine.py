@@ -26,7 +26,6 @@ from moestream.assembly import (
     translate,
 )
 from moestream.binding import (
-    Closed,
     llama_cpp,
     node_callback,
     only_context,
@@ -40,6 +39,7 @@ from moestream.dryrun import DEFAULT_STEP, rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
 from moestream.governor import Governor, govern
 from moestream.guard import check_arguments, check_cow, check_memory, check_rows, check_texts
+from moestream.lifetime import Closed, Lifetime, inside
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
@@ -51,6 +51,7 @@ from moestream.unchanged import Unchanged
 from moestream.units import parse_size
 
 
+@inside(besides=("close", "generate"))
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
     """A drop-in ``llama_cpp.Llama`` whose routed experts come from disk within a memory cap.
 
@@ -95,9 +96,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._trace: TraceSink | None = None
         self._generating = False
         self._cancelled = False
-        self._closed = False
         self._processors = Processors(())
-        #: Held while llama.cpp computes, so that ``close`` frees nothing under it.
+        self._lifetime = Lifetime()
+        #: Held while llama.cpp computes, and while pages move.
         self._computing = threading.RLock()
         self._process = os.getpid()
         self._asked = dict(ram=ram, mechanism=mechanism, strict=strict, i_know=i_know, governor=governor)
@@ -283,12 +284,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             text = f"{self.model_info.tensor_at(*place)}: {text}"
         return ReadError(text) if error else MoestreamError(text)
 
-    def _refuse_closed(self) -> None:
-        if self._closed:  # llama.cpp would be handed memory that is gone
-            raise UsageError(Closed.SAID)
-
     def _begin_call(self) -> None:
-        self._refuse_closed()
+        self._lifetime.check()
         if os.getpid() != self._process:  # its threads, llama.cpp's and the reader's, did not come along
             raise UsageError(
                 "this model was loaded before the process forked: load it in the child (or spawn it)"
@@ -310,7 +307,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         try:
             while True:
                 with self._computing:
-                    self._refuse_closed()
+                    self._lifetime.check()
                     try:
                         token = running.send(sent)
                     except StopIteration:
@@ -339,7 +336,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def _text(self, prompt: Sequence[int], generated: Sequence[int]) -> str:
         """Of a call that ended early; empty where the model is closed by now."""
         with self._computing:
-            if self._closed:
+            if self._lifetime.ended:
                 return ""
             text: bytes = self.detokenize(list(generated), prev_tokens=list(prompt))
             return text.decode("utf-8", "ignore")  # as the parent's completions
@@ -363,9 +360,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def cancel(self) -> None:
         """Stop the running call within one layer: it raises Cancelled. From any thread; lasts until the next call."""
-        self._cancelled = True
-        if self._engine is not None:
-            self._engine.cancel(True)
+        self._cancelled, engine = True, self._engine
+        if engine is not None:
+            engine.cancel(True)
 
     def __getstate__(self) -> dict[str, Any]:
         """What loads it elsewhere as it was asked for here, but for a trace, which has one writer."""
@@ -406,16 +403,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         """Free the model, then the store under it; a call that runs in another thread is cancelled first.
 
         Any use of the model after that is a UsageError. Idempotent; in a forked child nothing is done."""
-        self._closed = True
         if os.getpid() != self._process:
             return
-        if not self._computing.acquire(blocking=False):
-            self.cancel()
-            self._computing.acquire()
-        try:
+        self.cancel()
+        self._lifetime.end()
+        with self._computing:
             self._free()
-        finally:
-            self._computing.release()
 
     def _free(self) -> None:
         if self.governor is not None:

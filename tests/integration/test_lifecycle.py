@@ -278,6 +278,34 @@ class Odd(Exception):
     """What a caller's own function raises."""
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_closing_waits_for_what_reads_the_model(stream: bool, tiny: Any) -> None:
+    """Another thread closes the model while this one makes text of a token: it may, before anything is freed."""
+    program = """
+        llama = load()
+        real = llama.tokenizer_.detokenize
+        closer = threading.Thread(target=llama.close)
+        def detokenize(*arguments, **named):
+            if not closer.is_alive():
+                closer.start()
+                with llama._lifetime._changed:
+                    assert llama._lifetime._changed.wait_for(lambda: llama._lifetime.ended, 60)
+            text = real(*arguments, **named)
+            print(type(text).__name__)
+            return text
+        llama.tokenizer_.detokenize = detokenize
+        try:
+            answer = llama.create_completion("abc", max_tokens=200, stream=STREAM)
+            for part in answer if STREAM else ():
+                pass
+        except (moestream.UsageError, moestream.Cancelled) as error:
+            print(error)
+        closer.join()
+    """.replace("STREAM", str(stream))
+    said = run(program, tiny("olmoe")).split("\n")
+    assert said[0] == "bytes" and said[-2] in ("stopped", "this model is closed: load it again"), said
+
+
 def raise_odd(*_: object) -> Any:
     raise Odd
 

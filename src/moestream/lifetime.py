@@ -1,0 +1,104 @@
+"""Who is inside a model, so that it can be closed from any thread at any moment.
+
+``close`` frees what llama.cpp made. Whatever reads that, the text of a token as much as a step, is inside while it
+does: close waits for those who are, and lets nobody in after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Collection, Iterator
+from types import FunctionType
+from typing import Any, TypeVar
+
+from moestream.errors import UsageError
+
+_Class = TypeVar("_Class", bound=type)
+
+
+class Closed:
+    """What stands for llama.cpp's objects once they are freed: any use of one is a UsageError."""
+
+    SAID = "this model is closed: load it again"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UsageError(self.SAID)
+
+
+class Lifetime:
+    """A context for each use of a model. Whoever is inside may enter again; raises UsageError once it has ended."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._changed = threading.Condition()
+        self._depths: dict[int, int] = {}
+
+    def check(self) -> None:
+        """Raises UsageError once it has ended."""
+        if self.ended:
+            raise UsageError(Closed.SAID)
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            depth = self._depths.get(me, 0)
+            if not depth:
+                self.check()
+            self._depths[me] = depth + 1
+
+    def __exit__(self, *exc: object) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._depths[me] -= 1
+            if not self._depths[me]:
+                del self._depths[me]
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let nobody in any more and wait for the other threads inside. From within, it does not wait for its own."""
+        me = threading.get_ident()
+        with self._changed:
+            self.ended = True
+            self._changed.wait_for(lambda: not self._depths.keys() - {me})
+
+
+def inside(besides: Collection[str]) -> Callable[[_Class], _Class]:
+    """A class whose parent's methods, as they are or overridden, run inside its ``_lifetime``; those that yield are
+    inside while they run up to the next item, and not while the caller has it. ``besides``: what sees to it itself."""
+
+    def change(cls: _Class) -> _Class:
+        for name, method in vars(cls.__base__).items():
+            if isinstance(method, FunctionType) and not name.startswith("__") and name not in besides:
+                wrap = _each_item if inspect.isgeneratorfunction(method) else _whole
+                setattr(cls, name, wrap(getattr(cls, name)))
+        return cls
+
+    return change
+
+
+def _whole(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._lifetime:
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+def _each_item(method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        running = method(self, *args, **kwargs)
+        while True:
+            with self._lifetime:
+                try:
+                    item = next(running)
+                except StopIteration:
+                    return
+            yield item
+
+    return run
