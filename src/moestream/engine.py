@@ -38,7 +38,7 @@ from moestream.callbacks import Processors
 from moestream.dryrun import DEFAULT_STEP, rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
 from moestream.governor import Governor, govern
-from moestream.guard import check_arguments, check_cow, check_memory, check_rows, check_texts
+from moestream.guard import check_arguments, check_cow, check_memory, check_rows, check_texts, check_tokens
 from moestream.lifetime import Closed, Lifetime, inside
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
@@ -256,6 +256,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
         def step(batch: Any) -> Any:
             check_rows(batch, self.context_params.n_outputs_max)
+            self._requires_eval = True  # should it fail: what is left of its logits is no token's
             if engine is None:
                 return recorder.measure(batch.n_tokens(), lambda: run(batch))
             if self.governor is not None:
@@ -332,6 +333,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         token = int(super().sample(*args, **kwargs))
         self._processors.reraise()
         return token
+
+    def detokenize(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> bytes:
+        check_tokens(tokens, self.n_vocab())
+        return bytes(super().detokenize(tokens, *args, **kwargs))
 
     def _text(self, prompt: Sequence[int], generated: Sequence[int]) -> str:
         """Of a call that ended early; empty where the model is closed by now."""

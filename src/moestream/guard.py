@@ -101,3 +101,10 @@ def check_texts(llama: Any, texts: Sequence[str], asked_batch: int) -> None:
                 f"a text of {needed} tokens is embedded in one step, and the cap holds steps of {llama.n_batch}: "
                 "name more memory (ram), or embed shorter texts"
             )
+
+
+def check_tokens(tokens: Sequence[int], n_vocab: int) -> None:
+    """Raises UsageError for a token whose text llama.cpp would end the process over."""
+    for token in tokens:
+        if not 0 <= token < n_vocab:
+            raise UsageError(f"{token} is no token of this model: 0 to {n_vocab - 1} are")

@@ -117,3 +117,12 @@ def test_a_plan_counts_a_state_for_each_text_of_a_step(tiny) -> None:
     with load(tiny("granitehybrid"), "arena", experts=32 << 20, embedding=True) as ours:
         assert ours.context_params.n_seq_max == ours.plan.n_batch == 64
         assert ours.plan.kv_bytes > texts - (1 << 20) > 16 * text
+
+
+@pytest.mark.parametrize("token", [-7, 320, 99999])
+def test_a_token_that_is_none_has_no_text(tiny, token: int) -> None:
+    with load(tiny("olmoe"), "arena") as ours:
+        assert ours.n_vocab() == 320
+        with pytest.raises(UsageError, match=f"{token} is no token .* 0 to 319 are"):
+            ours.detokenize([1, token])
+        assert ours.detokenize(ours.tokenize(b"abc")) == b"abc"
