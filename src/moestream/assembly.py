@@ -25,7 +25,7 @@ from moestream.errors import (
     UsageError,
 )
 from moestream.geometry import slab_geometry, split_budget
-from moestream.guard import check_values
+from moestream.guard import check_values, ignored
 from moestream.mechanism import Mechanism
 from moestream.model import Model
 from moestream.plan import Plan, process_bytes
@@ -70,10 +70,12 @@ def check_names(model: Model) -> None:
             ) from None
 
 
-def complete(arguments: dict[str, Any]) -> None:
+def complete(arguments: dict[str, Any], fallbacks: list[str]) -> None:
     """The parent's defaults, but that it says nothing, and that of the processors it counts no more are used than this
-    process may use at once. Raises UsageError for a value that llama.cpp would crash over."""
+    process may use at once. ``fallbacks`` is told of words it has no use for. Raises UsageError for a
+    value that llama.cpp would crash over."""
     check_values(arguments)
+    fallbacks += ignored(arguments)
     arguments.setdefault("verbose", False)
     machine, here = multiprocessing.cpu_count(), Box().cpus()
     for name, usual in (("n_threads", max(machine // 2, 1)), ("n_threads_batch", machine)):

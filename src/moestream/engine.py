@@ -111,7 +111,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._files = Unchanged(self.model_info.paths)
         check_architecture(self.model_info)
         check_names(self.model_info)
-        complete(arguments)
+        complete(arguments, self.fallbacks)
         mechanism = Mechanism.parse(mechanism) if isinstance(mechanism, str) else mechanism
         cap = parse_size(ram) if ram is not None else None
         if mechanism is not None:

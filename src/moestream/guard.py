@@ -3,9 +3,12 @@ nothing is streamed, and what llama.cpp would abort over."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
+from moestream.binding import llama_cpp
 from moestream.box import Box
 from moestream.errors import BudgetError, ModelError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
@@ -20,6 +23,8 @@ _REFUSED_ARGUMENTS = {
 }
 
 
+#: What ``moestream.Llama`` takes and its parent does not.
+_OWN_ARGUMENTS = {"ram", "mechanism", "strict", "i_know", "trace", "on_progress", "governor"}
 #: Smallest values of the parent's sizes, and the largest of all of them.
 _SIZES = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 0}
 _LARGEST_SIZE = 2**31 - 1
@@ -49,6 +54,18 @@ def check_arguments(arguments: dict[str, Any]) -> None:
             raise UsageError(f"{name}: {reason}")
     if arguments.get("use_mmap") is False:
         raise UsageError("use_mmap=False: the experts' addresses come from the mapping; leave it at True")
+
+
+def ignored(arguments: dict[str, Any]) -> list[str]:
+    """A remark for each of ``arguments`` that the parent has no name for: it takes any, in silence."""
+    known = set(inspect.signature(llama_cpp.Llama.__init__).parameters)
+    remarks = []
+    for name in sorted(arguments.keys() - known):
+        close = difflib.get_close_matches(name, sorted(known | _OWN_ARGUMENTS), n=1)
+        remarks.append(
+            f"{name} is no argument and was ignored" + (f": did you mean {close[0]}?" if close else "")
+        )
+    return remarks
 
 
 def check_cow(mechanism: Mechanism, box: Box, i_know: bool) -> None:

@@ -10,7 +10,7 @@ import moestream
 from answers import answer, prompt_tokens
 from conftest import load, plain
 from moestream.dryrun import measure_context
-from moestream.errors import ModelError, UsageError
+from moestream.errors import EngagementError, ModelError, UsageError
 
 USED = "olmoe.expert_used_count"
 
@@ -126,3 +126,16 @@ def test_a_token_that_is_none_has_no_text(tiny, token: int) -> None:
         with pytest.raises(UsageError, match=f"{token} is no token .* 0 to 319 are"):
             ours.detokenize([1, token])
         assert ours.detokenize(ours.tokenize(b"abc")) == b"abc"
+
+
+def test_a_word_that_is_no_argument_is_told(tiny) -> None:
+    """The binding takes any word: a cap that is misspelt would be none."""
+    with load(tiny("olmoe"), "arena", ramm="1GiB", frobnicate=3) as ours:
+        assert ours.fallbacks == [
+            "frobnicate is no argument and was ignored",
+            "ramm is no argument and was ignored: did you mean ram?",
+        ]
+    with pytest.raises(EngagementError, match="did you mean ram"):
+        moestream.Llama(tiny("olmoe"), strict=True, ramm="1GiB")
+    with load(tiny("olmoe"), "arena", flash_attn=True) as ours:
+        assert ours.fallbacks == []
