@@ -26,7 +26,8 @@ LOAD_BYTES = 16_000_000
 #: move away) and the mappings that moved slabs are.
 MARGIN_BYTES = 8 << 20
 MARGIN_SHARE = 256
-#: Left to the rest of the machine when no cap is named: this much, or a tenth of what is available.
+#: Left to others when no cap is named: this much, but no more than a quarter of what is available and no less than a
+#: tenth.
 RESERVE_BYTES = 512 << 20
 #: For a model that lies in memory: its pages are the experts' place.
 IN_PLACE = Mechanism.parse("mapped+fault")
@@ -134,11 +135,11 @@ def make_plan(
     room = box.room()
     available = room.bytes
     if cap_bytes is None:
-        reserve = max(RESERVE_BYTES, available // 10)
+        reserve = max(min(RESERVE_BYTES, available // 4), available // 10)
         cap_bytes = max(0, available - reserve)
         reasons.append(
             f"cap {format_bytes(cap_bytes)}: {format_bytes(available)} available ({room.source}) less "
-            f"{format_bytes(reserve)} for the rest of the machine"
+            f"{format_bytes(reserve)} for others"
         )
     else:
         reasons.append(f"cap {format_bytes(cap_bytes)}: as asked")

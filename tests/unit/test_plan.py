@@ -229,10 +229,12 @@ def test_everything_in_memory_where_it_fits() -> None:
     assert make_plan(model, _Box(), 4 << 30, DEFAULT, _SIZES).tok_per_s is None
 
 
-def test_no_cap_named_leaves_the_machine_a_reserve() -> None:
+def test_no_cap_named_leaves_others_a_reserve() -> None:
+    """Half a gigabyte or a tenth; a small container is not given away to a machine that it does not hold."""
     model = _streamed()
     assert make_plan(model, _Box(10 << 30), None, None, _SIZES).cap_bytes == (10 << 30) - (1 << 30)
-    assert make_plan(model, _Box(1 << 30), None, None, _SIZES).cap_bytes == 512 << 20
+    assert make_plan(model, _Box(3 << 30), None, None, _SIZES).cap_bytes == (3 << 30) - (512 << 20)
+    assert make_plan(model, _Box(1 << 30), None, None, _SIZES).cap_bytes == 768 << 20
     with pytest.raises(BudgetError):
         make_plan(model, _Box(100 << 20), None, None, _SIZES)
 
