@@ -43,7 +43,7 @@ def check_before(model: Model, mechanism: Mechanism | None, limits: ProcessLimit
     files = files_needed(model)
     if limits.files is not None and limits.files.left < files:
         raise RefusedError(
-            f"{len(model.shards)} shards take {files} open files and {limits.files.left} may be opened: "
+            f"this model (shards: {len(model.shards)}) takes {files} open files and {limits.files.left} may be opened: "
             f"raise `ulimit -n` to {limits.files.used + files} (systemd: LimitNOFILE=, docker: --ulimit nofile=)"
         )
     store = mechanism.store if mechanism is not None else "the model"

@@ -240,7 +240,7 @@ def test_many_shards_are_opened_as_far_as_the_hard_limit_goes(tiny, tmp_path: Pa
     code, _, errors = run(*words, before=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (40, 40)))
     assert code == 3
     (line,) = errors.splitlines()
-    found = re.search(rf"{len(shards)} shards take \d+ open files .*raise `ulimit -n` to (\d+) ", line)
+    found = re.search(rf"shards: {len(shards)}\) takes \d+ open files .*raise `ulimit -n` to (\d+) ", line)
     assert found is not None, line
     enough = int(found[1])
     code, _, errors = run(*words, before=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (40, enough)))

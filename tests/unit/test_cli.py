@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -394,3 +395,15 @@ def test_numbers_beyond_reason_are_wrong_words() -> None:
         words = [sys.executable, "-m", "moestream", "run", "x.gguf", "-p", "a", option, value]
         done = subprocess.run(words, capture_output=True, timeout=60)
         assert (done.returncode, option.encode() in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("most", [5, 6, 7, 8])
+def test_too_few_open_files_wherever_it_strikes(most: int, tmp_path: Path) -> None:
+    """While a library is imported, a name looked up or a file opened: the remedy is the same."""
+    done = moestream(
+        *("inspect", str(write_gguf(tmp_path / "m.gguf"))),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)),
+    )
+    assert done.returncode in (0, 3, 4)
+    if done.returncode:
+        assert done.stderr == "moestream: too many open files: raise `ulimit -n`\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import importlib
 import io
 import os
@@ -148,6 +149,8 @@ def _open_standard_streams() -> None:
 
 def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
     def complain(text: str) -> None:
+        if os.strerror(errno.EMFILE) in text:  # wherever it struck, the remedy is the same
+            text = f"{os.strerror(errno.EMFILE).lower()}: raise `ulimit -n`"
         # One line, whatever a file's name or another library's message holds.
         print("moestream: " + " ".join(text.split()), file=errors, flush=True)
 
