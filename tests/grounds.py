@@ -117,7 +117,7 @@ def visit_all(visits: Sequence[Visit], model: Path, work: Path) -> list[dict[str
                 "mechanisms": visit.mechanisms,
                 "commands": visit.commands,
                 "look": visit.look,
-                "cache": str((at if visit.cache_there else spare) / "cache"),
+                "cache": str((at if visit.cache_there else disk) / "cache"),
             }
         )
         if visit.ground.mount:

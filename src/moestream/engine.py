@@ -38,7 +38,7 @@ from moestream.callbacks import Processors
 from moestream.dryrun import DEFAULT_STEP, rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
 from moestream.governor import Governor, govern
-from moestream.guard import check_arguments, check_cow, check_memory, check_rows, check_texts, check_tokens
+from moestream.guard import check_arguments, check_memory, check_rows, check_store, check_texts, check_tokens
 from moestream.lifetime import Closed, Lifetime, inside
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
@@ -115,7 +115,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         mechanism = Mechanism.parse(mechanism) if isinstance(mechanism, str) else mechanism
         cap = parse_size(ram) if ram is not None else None
         if mechanism is not None:
-            check_cow(mechanism, Box(), i_know)
+            check_store(mechanism, Box(), i_know)
         # Before the memory is measured: what writes a trace takes some.
         sink = open_trace(trace, self.model_info) if trace is not None else None
         try:

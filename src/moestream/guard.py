@@ -1,5 +1,5 @@
-"""What must not be run unguarded: a mechanism whose memory grows without bound, arguments that would put experts where
-nothing is streamed, and what llama.cpp would abort over."""
+"""What must not be run unguarded: a mechanism whose memory grows without bound, or lies where no cap counts it;
+arguments that would put experts where nothing is streamed; and what llama.cpp would abort over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 from moestream.binding import llama_cpp
-from moestream.box import Box
+from moestream.box import Box, cache_directory, place_of
 from moestream.errors import BudgetError, ModelError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.model import Model
@@ -68,7 +68,17 @@ def ignored(arguments: dict[str, Any]) -> list[str]:
     return remarks
 
 
-def check_cow(mechanism: Mechanism, box: Box, i_know: bool) -> None:
+def check_store(mechanism: Mechanism, box: Box, i_know: bool) -> None:
+    """Raises RefusedError for a store that would take memory beyond any cap."""
+    _check_cow(mechanism, box, i_know)
+    if mechanism.store == "shared" and (kind := place_of([cache_directory()], box).in_memory):
+        raise RefusedError(
+            f"store shared works on a copy of the model, and {cache_directory()} lies on {kind}, which is memory "
+            "beyond the cap: set XDG_CACHE_HOME to a directory on a disk"
+        )
+
+
+def _check_cow(mechanism: Mechanism, box: Box, i_know: bool) -> None:
     """Raises RefusedError for ``cow`` where no memory cap is enforced on this process, unless ``i_know``."""
     if mechanism.store != "cow" or i_know or box.memory_limit().bytes < box.ram_bytes():
         return

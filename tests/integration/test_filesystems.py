@@ -30,6 +30,8 @@ COPIES = {
     grounds.XFS.name: 1,
     grounds.EXT4_4K.name: "free some space or set XDG_CACHE_HOME",
     grounds.EXT4_READ_ONLY.name: "Read-only file system",
+    grounds.TMPFS.name: "lies on tmpfs, which is memory beyond the cap",
+    grounds.RAMFS.name: "lies on ramfs, which is memory beyond the cap",
 }
 #: Why slabs are not read past the page cache, where they are not.
 REFUSED = {

@@ -20,7 +20,7 @@ from conftest import evicted, load, same_answer
 from moestream import assembly, engine
 from moestream.box import Box, process_memory
 from moestream.errors import MoestreamError, RefusedError
-from moestream.guard import check_cow
+from moestream.guard import check_store
 from moestream.mechanism import Mechanism
 
 ARCHS = ("olmoe", "gpt-oss")
@@ -156,10 +156,10 @@ def test_cow_wants_a_cap_or_a_word(tmp_path: Path) -> None:
     cow, arena = Mechanism.parse("cow"), Mechanism.parse("arena")
     free = box_of(tmp_path / "free", None)
     with pytest.raises(RefusedError, match="--i-know"):
-        check_cow(cow, free, False)
-    check_cow(cow, free, True)
-    check_cow(arena, free, False)
-    check_cow(cow, box_of(tmp_path / "capped", 1 << 30), False)
+        check_store(cow, free, False)
+    check_store(cow, free, True)
+    check_store(arena, free, False)
+    check_store(cow, box_of(tmp_path / "capped", 1 << 30), False)
 
 
 def test_cow_is_refused_before_anything_is_read(

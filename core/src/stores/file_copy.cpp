@@ -22,7 +22,6 @@ namespace {
 
 constexpr size_t kRequest = size_t{8} << 20;
 constexpr uint64_t kSpare = uint64_t{64} << 20;  // of disk, left free
-constexpr const char* kElsewhere = ": free some space or set XDG_CACHE_HOME to another disk";
 
 [[noreturn]] void refuse(const std::string& what, int error) {
     throw Error(ErrorKind::refused, "store shared: " + what + " (" + std::strerror(error) + ")" + kElsewhere);

@@ -7,6 +7,9 @@
 
 namespace moestream {
 
+// What to do where a copy has no room, after what is lacking.
+inline constexpr const char* kElsewhere = ": free some space or set XDG_CACHE_HOME to another disk";
+
 // Makes the directory (and its parents) and throws Error(refused) with what is lacking when its file system has not that
 // many bytes free, and some to spare.
 void require_room(const std::string& directory, uint64_t bytes);

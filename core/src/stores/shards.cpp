@@ -151,9 +151,8 @@ const std::optional<Failure>& ShardedStore::failure() const {
 }
 
 Failure ShardedStore::lost_page(uint32_t shard, uint64_t offset) const {
-    struct stat status {};
-    const bool ends = fstat(regions_[shard].buffered_fd, &status) != 0 || static_cast<uint64_t>(status.st_size) <= offset;
-    Failure failure{ends ? ENODATA : EIO, index_.shards()[shard].path + " at byte " + std::to_string(offset)};
+    const auto [error, why] = why_lost(shard, offset);
+    Failure failure{error, index_.shards()[shard].path + " at byte " + std::to_string(offset)};
     const uint32_t t = index_.tensor_at(shard, offset);
     if (t == kNone) {
         failure.dense_at = {shard, offset};
@@ -161,9 +160,15 @@ Failure ShardedStore::lost_page(uint32_t shard, uint64_t offset) const {
         const auto& tensor = index_.tensors()[t];
         failure.what += " (" + tensor.name + ", expert " + std::to_string((offset - tensor.offset) / tensor.slab_bytes) + ")";
     }
-    failure.what += ends ? ": the file ends early" : ": the page cannot be read";
-    failure.what += "; load the model again when the file is whole";
+    failure.what += ": " + why;
     return failure;
+}
+
+std::pair<int, std::string> ShardedStore::why_lost(uint32_t shard, uint64_t offset) const {
+    struct stat status {};
+    const bool ends = fstat(regions_[shard].buffered_fd, &status) != 0 || static_cast<uint64_t>(status.st_size) <= offset;
+    const std::string what = ends ? "the file ends early" : "the page cannot be read";
+    return {ends ? ENODATA : EIO, what + "; load the model again when the file is whole"};
 }
 
 void ShardedStore::fail(int error, std::string what) {

@@ -84,6 +84,8 @@ class ShardedStore : public Store {
 
   private:
     Failure lost_page(uint32_t shard, uint64_t offset) const;
+    // Why a page of a mapping cannot be had, as an errno, and what is to be done, in words.
+    virtual std::pair<int, std::string> why_lost(uint32_t shard, uint64_t offset) const;
     void read_tail(uint32_t shard, uint64_t begin, uint64_t end);
     uint32_t next_tag_ = 0;
     uint64_t load_total_ = 0;

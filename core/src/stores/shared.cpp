@@ -3,6 +3,8 @@
 // page that is written becomes dirty, and the kernel writes it back to the copy: that is what this store is here to show.
 #include <sys/mman.h>
 
+#include <cerrno>
+
 #include "copying.h"
 #include "file_copy.h"
 
@@ -36,6 +38,11 @@ class SharedStore : public CopyingStore {
   private:
     int mapping_kind() const override { return MAP_SHARED; }
     int mapped_fd(uint32_t shard) const override { return copies_[shard].fd(); }
+    // The file is whole: a page of its copy has failed. One of a reflink needs room of its own at its first write.
+    std::pair<int, std::string> why_lost(uint32_t, uint64_t) const override {
+        return {EIO, "the page of its copy can be neither written nor read, the disk of " + options_.copy_dir +
+                         " is full or fails" + kElsewhere + ", then load the model again"};
+    }
 
     std::vector<FileCopy> copies_;  // by shard
 };
