@@ -253,6 +253,18 @@ def _without(role: str) -> list[Any]:
             {},
             r"disagree on the number of experts: .*ffn_gate_exps\.weight 8.*ffn_down_exps\.weight 4",
         ),
+        (
+            dense_tensors(1)
+            + expert_tensors(0, ("gate", "up"), n_embd=96, n_ff=64)
+            + expert_tensors(0, ("down",)),
+            {},
+            r"layer 0: blk\.0\.ffn_gate_exps\.weight is 96 x 64 and .*ffn_down.* 96 x 64: .* would be 64 x 96;",
+        ),
+        (
+            dense_tensors(1) + expert_tensors(0, ("gate_up",), n_ff=48) + expert_tensors(0, ("down",)),
+            {},
+            r"ffn_gate_up_exps\.weight is 64 x 96 and .* would be 64 x 192;",
+        ),
         (moe_tensors(n_experts=4), {}, r"has 4 experts but olmoe\.expert_count says 8"),
         (
             [*_without("down"), ("blk.1.ffn_down_exps.weight", (96, 64), Q.Q8_0)],

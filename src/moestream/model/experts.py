@@ -48,6 +48,7 @@ def find_banks(
     for index, ((layer, kind), by_role) in enumerate(sorted(groups.items())):
         label = f"{where}: layer {layer}"
         count = _experts_of(by_role, label)
+        _check_axes(by_role, label)
         if kind == 0:
             _check_count(count, arch, metadata, label)
         used = _experts_used(layer, count, kind, arch, metadata, label)
@@ -103,6 +104,18 @@ def _experts_of(by_role: dict[str, Tensor], label: str) -> int:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ModelError(f"{label}: its expert tensors disagree on the number of experts: {listed}")
     return next(iter(counts.values()))
+
+
+def _check_axes(by_role: dict[str, Tensor], label: str) -> None:
+    """Raises ModelError unless what goes into an expert comes out of it, through as many values between."""
+    width, between = by_role["down"].shape[1], by_role["down"].shape[0]
+    for role, tensor in by_role.items():
+        expected = (width, 2 * between if role == "gate_up" else between)
+        if role != "down" and tensor.shape[:2] != expected:
+            raise ModelError(
+                f"{label}: {tensor.name} is {tensor.shape[0]} x {tensor.shape[1]} and {by_role['down'].name} "
+                f"{between} x {width}: with the latter it would be {expected[0]} x {expected[1]}; convert it again"
+            )
 
 
 def _check_count(count: int, arch: str, metadata: dict[str, Value], label: str) -> None:
