@@ -39,7 +39,7 @@ from moestream.dryrun import DEFAULT_STEP, rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
 from moestream.governor import Governor, govern
 from moestream.guard import check_arguments, check_memory, check_rows, check_store, check_texts, check_tokens
-from moestream.lifetime import Closed, Lifetime, inside
+from moestream.lifetime import Call, Closed, Lifetime, inside
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
@@ -65,7 +65,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     Raises ModelError, BudgetError, AbiError, UsageError, EngagementError; while running ReadError and Cancelled, whose
     ``tokens`` and ``text`` are what the call had generated. After a ReadError the next call tries again.
-    Not thread-safe, as the parent; ``cancel`` and ``close`` may be called from any thread.
+    One call at a time: one that goes on after another began is a UsageError. ``cancel`` and ``close``: from any thread.
     """
 
     n_batch: int  # the parent's, as the next three
@@ -94,7 +94,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._recorder: Recorder | None = None
         self.governor: Governor | None = None
         self._trace: TraceSink | None = None
-        self._generating = False
+        self._call = Call(running=False)
         self._cancelled = False
         self._processors = Processors(())
         self._lifetime = Lifetime()
@@ -291,7 +291,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             raise UsageError(
                 "this model was loaded before the process forked: load it in the child (or spawn it)"
             )
-        if self._recorder is not None and not self._generating:
+        if self._recorder is not None and not self._call.running:
             self.fallbacks += self._files.check()
             self._recorder.begin_call()
             self._cancelled = False
@@ -299,9 +299,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 self._engine.cancel(False)
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
-        self._generating = False  # a generator that was left halfway does not own the next call
-        self._begin_call()
-        self._generating = True
+        with self._computing:
+            self._call.running = False  # a generator that was left halfway does not own the next call
+            self._begin_call()
+            mine = self._call = Call(running=True)
         running = super().generate(tokens, *args, **kwargs)
         sent: Any = None
         generated: list[int] = []
@@ -309,6 +310,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             while True:
                 with self._computing:
                     self._lifetime.check()
+                    mine.check()
                     try:
                         token = running.send(sent)
                     except StopIteration:
@@ -320,7 +322,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             raise
         finally:
             running.close()
-            self._generating = False
+            mine.running = False
 
     def _init_sampler(self, *args: Any, logits_processor: Any = None, **kwargs: Any) -> Any:
         """The parent's, which calls ``logits_processor`` from C."""
@@ -350,7 +352,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         with self._computing:
             self._begin_call()
             check_memory(self._ctx, self.model_info)
-            if self._recorder is not None and not self._generating and self.n_tokens > 0 and len(tokens) == 1:
+            text = not self._call.running and self.n_tokens > 0 and len(tokens) == 1
+            if self._recorder is not None and text:
                 self._recorder.reading_prompt = False
             super().eval(tokens)
         # A call reads its prompt in one eval; whatever follows it in the same call makes text.
@@ -359,6 +362,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def embed(self, input: str | list[str], *args: Any, **kwargs: Any) -> Any:
         with self._computing:
+            self._call.running = False  # it empties the context
             self._begin_call()
             check_texts(self, [input] if isinstance(input, str) else input, self._asked_batch)
             return super().embed(input, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Who is inside a model, so that it can be closed from any thread at any moment.
+"""Who is inside a model, so that it can be closed from any thread at any moment; and whose call it is.
 
 ``close`` frees what llama.cpp made. Whatever reads that, the text of a token as much as a step, is inside while it
 does: close waits for those who are, and lets nobody in after it.
@@ -27,6 +27,22 @@ class Closed:
         if name.startswith("__"):
             raise AttributeError(name)
         raise UsageError(self.SAID)
+
+
+class Call:
+    """One call that makes text. ``running``: until it has ended, or another took the model's context from it."""
+
+    SAID = (
+        "one call at a time: another of this model began before this one had ended, and has its context now"
+    )
+
+    def __init__(self, running: bool) -> None:
+        self.running = running
+
+    def check(self) -> None:
+        """Raises UsageError once it no longer has the context."""
+        if not self.running:
+            raise UsageError(self.SAID)
 
 
 class Lifetime:
