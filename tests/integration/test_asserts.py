@@ -229,3 +229,10 @@ def test_the_callers_callback_comes_back(tiny) -> None:
         assert now == ctypes.cast(mine, ctypes.c_void_p).value
     finally:
         ggml.ggml_set_abort_callback(ctypes.c_void_p(before))
+
+
+def test_layers_too_few_for_llamas_graph_are_refused(tiny: Callable[..., Path]) -> None:
+    """Stock loads it, and asserts at the first token."""
+    check_architecture(read_model(tiny("llama4", "tiny,layers=4")))
+    with pytest.raises(moestream.ModelError, match=r"llama4\.block_count is 3, .* fewer than 4"):
+        check_architecture(read_model(tiny("llama4", "tiny,layers=3")))

@@ -22,6 +22,8 @@ _NEVER_0 = (
     "afmoe.attention.sliding_window",
     "llama4.attention.sliding_window",
 )
+#: The first layer whose attention llama4 scales by position; a graph without one has an input that nobody made.
+_LLAMA4_SCALED = 4
 #: Vectors that it adds and multiplies, on CPUs as F32 only.
 _VECTOR = re.compile(r"norm|bias|_scale|sinks|ssm_")
 
@@ -49,6 +51,8 @@ def _complaints(model: Model) -> Iterator[str]:
     for key in _NEVER_0:
         if model.metadata.get(key) == 0:
             yield f"{key} is 0, which this architecture cannot be"
+    if model.arch == "llama4" and model.n_layers < _LLAMA4_SCALED:
+        yield f"llama4.block_count is {model.n_layers}, and llama.cpp computes none with fewer than {_LLAMA4_SCALED}"
     names = {tensor.name for tensor in model.tensors}
     pattern = model.metadata.get(f"{model.arch}.attention.sliding_window_pattern")
     for layer, slides in enumerate(pattern if isinstance(pattern, tuple) else ()):
