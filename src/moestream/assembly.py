@@ -208,6 +208,7 @@ def plan_load(
             n_ctx=n_ctx,
             n_ubatch=min(n_batch, asked or DEFAULT_STEP),
             base_bytes=process_bytes(model, used) + recording_bytes,
+            held_bytes=used,
             compute_share=1.0 if asked else COMPUTE_SHARE,
             type_k=arguments.get("type_k"),
             type_v=arguments.get("type_v"),

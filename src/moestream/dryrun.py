@@ -142,6 +142,7 @@ def plan_context(
     compute_s_per_token: float | None = None,
     compute_share: float = 1.0,
     base_bytes: int | None = None,
+    held_bytes: int = 0,
     place: Place = ANYWHERE,
     **options: Any,
 ) -> Plan:
@@ -166,6 +167,7 @@ def plan_context(
                 sizes,
                 n_ubatch=step,
                 base_bytes=base_bytes,
+                held_bytes=held_bytes,
                 disk_bytes_per_s=disk_bytes_per_s,
                 compute_s_per_token=compute_s_per_token,
                 place=place,

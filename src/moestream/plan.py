@@ -122,18 +122,20 @@ def make_plan(
     *,
     n_ubatch: int = 512,
     base_bytes: int | None = None,
+    held_bytes: int = 0,
     disk_bytes_per_s: float | None = None,
     compute_s_per_token: float | None = None,
     place: Place = ANYWHERE,
 ) -> Plan:
-    """Divide a cap. None for ``cap_bytes``: what the box has, less a reserve; None for ``mechanism``: the model's own
-    pages if its ``place`` is memory, everything in memory where it fits, else the default arena. Raises BudgetError,
-    with the smallest cap that works, when the mechanism cannot run; UsageError for a model without experts."""
+    """Divide a cap. None for ``cap_bytes``: what the box has, and this process holds already (``held_bytes``), less a
+    reserve; None for ``mechanism``: the model's own pages if its ``place`` is memory, everything in memory where it
+    fits, else the default arena. Raises BudgetError, with the smallest cap that works, when the mechanism cannot run;
+    UsageError for a model without experts."""
     if not model.is_moe:
         raise UsageError(f"{model.name or model.arch} has no experts: there is nothing to stream or to plan")
     reasons: list[str] = []
     room = box.room()
-    available = room.bytes
+    available = room.bytes + held_bytes
     if cap_bytes is None:
         reserve = max(min(RESERVE_BYTES, available // 4), available // 10)
         cap_bytes = max(0, available - reserve)
@@ -162,7 +164,7 @@ def make_plan(
     demand = _movable_demand(model, geometry)
     reasons += _reasons(need, sizes, base_bytes, geometry)
     # What this process holds already is not available, but is part of its cap.
-    here = Limit(available + base_bytes, room.source)
+    here = Limit(room.bytes + base_bytes, room.source)
     warnings = _warnings(mechanism, cap_bytes, here, expert_bytes, demand, n_batch, n_ubatch)
     whole = geometry.frame_bytes_total if mechanism.cached else model.expert_bytes
     share = min(1.0, expert_bytes / max(1, whole))

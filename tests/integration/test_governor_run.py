@@ -159,11 +159,11 @@ def test_a_cap_above_what_there_is_now(tiny: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Box, "room", lambda box: Limit(3 << 30, "MemAvailable"))
     asked = {"ram": "8GiB", "mechanism": "arena", "n_ctx": 256}
     with moestream.Llama(path, **asked) as llama:
-        assert llama.plan.cap_bytes < 3 << 30
+        assert llama.plan.cap_bytes < (3 << 30) + process_memory().anon_bytes
         (said,) = llama.fallbacks
         assert re.fullmatch(
             r"the cap 8\.\S+ GB is above the 3\.\S+ GB there are for this process now \(MemAvailable\): "
-            r"2\.\S+ GB is taken instead",
+            r"[23]\.\S+ GB is taken instead",
             said,
         )
     with moestream.Llama(path, governor=False, **asked) as llama:

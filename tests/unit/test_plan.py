@@ -235,6 +235,9 @@ def test_no_cap_named_leaves_others_a_reserve() -> None:
     assert make_plan(model, _Box(10 << 30), None, None, _SIZES).cap_bytes == (10 << 30) - (1 << 30)
     assert make_plan(model, _Box(3 << 30), None, None, _SIZES).cap_bytes == (3 << 30) - (512 << 20)
     assert make_plan(model, _Box(1 << 30), None, None, _SIZES).cap_bytes == 768 << 20
+    # A cap is of the whole process: what it holds already counts.
+    held = make_plan(model, _Box(768 << 20), None, None, _SIZES, held_bytes=256 << 20)
+    assert held.cap_bytes == 768 << 20
     with pytest.raises(BudgetError):
         make_plan(model, _Box(100 << 20), None, None, _SIZES)
 

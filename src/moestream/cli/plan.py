@@ -61,6 +61,7 @@ def plan(
         "n_ctx": ctx,
         "n_outputs_max": 1,
         "base_bytes": process_bytes(found, 0) + seed_bytes,
+        "held_bytes": process_memory().anon_bytes,
         "disk_bytes_per_s": ceilings.disk_bytes_per_s,
         "compute_s_per_token": ceilings.compute_s_per_token,
         "place": place,
