@@ -162,7 +162,7 @@ def make_plan(
         raise BudgetError(_too_little(mechanism, cap_bytes, need), smallest)
     capacities, n_batch, expert_bytes = _experts(model, geometry, mechanism, left, n_ubatch)
     demand = _movable_demand(model, geometry)
-    reasons += _reasons(need, sizes, base_bytes, geometry)
+    reasons += _reasons(need, sizes, base_bytes, _least(mechanism, geometry))
     # What this process holds already is not available, but is part of its cap.
     here = Limit(room.bytes + base_bytes, room.source)
     warnings = _warnings(mechanism, cap_bytes, here, expert_bytes, demand, n_batch, n_ubatch)
@@ -267,7 +267,17 @@ def _speed(
     return rates[0], rates[1]
 
 
-def _reasons(need: _Need, sizes: ContextSizes, base: int, geometry: Geometry) -> list[str]:
+def _least(mechanism: Mechanism, geometry: Geometry) -> str:
+    """Why a store asks for the experts' bytes that it asks for."""
+    if mechanism.store == "resident":
+        return "all of them, read once at load"
+    if not mechanism.cached:
+        return "the kernel keeps what there is room for"
+    count = len(geometry.parts)
+    return f"one token's demand of the widest layer of {count} part{'s' if count != 1 else ''}"
+
+
+def _reasons(need: _Need, sizes: ContextSizes, base: int, least: str) -> list[str]:
     size = format_bytes
     return [
         f"dense {size(need.dense)}: pages without expert bytes, read once at load",
@@ -276,8 +286,7 @@ def _reasons(need: _Need, sizes: ContextSizes, base: int, geometry: Geometry) ->
         f"{size(sizes.output_bytes)}: llama.cpp's own figures for this context",
         f"other {size(base)}: Python, the binding, the vocabulary and the index",
         f"margin {size(need.margin)}: {size(MARGIN_BYTES)} and 1/{MARGIN_SHARE} of the file, for page tables",
-        f"experts at least {size(need.experts)}: one token's demand of the widest layer of "
-        f"{len(geometry.parts)} part{'s' if len(geometry.parts) != 1 else ''}",
+        f"experts at least {size(need.experts)}: {least}",
     ]
 
 

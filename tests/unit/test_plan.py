@@ -229,6 +229,21 @@ def test_everything_in_memory_where_it_fits() -> None:
     assert make_plan(model, _Box(), 4 << 30, DEFAULT, _SIZES).tok_per_s is None
 
 
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("resident", "all of them"),
+        ("mapped+willneed", "the kernel keeps"),
+        ("arena", "one token's demand of the widest layer"),
+    ],
+)
+def test_a_plan_says_why_experts_need_what_they_need(text: str, why: str) -> None:
+    model = _streamed()
+    plan = make_plan(model, _Box(), 4 << 30, Mechanism.parse(text), _SIZES)
+    reasons = [reason for reason in plan.reasons if reason.startswith("experts at least")]
+    assert len(reasons) == 1 and f": {why}" in reasons[0]
+
+
 def test_no_cap_named_leaves_others_a_reserve() -> None:
     """Half a gigabyte or a tenth; a small container is not given away to a machine that it does not hold."""
     model = _streamed()
