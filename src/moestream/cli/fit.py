@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def fit(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Traces of one model.")],
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Traces of one model.")],
     out: Annotated[Path, typer.Option(help="Where to write the fit, an .npz file.")],
     wishes: Annotated[int, typer.Option(min=1, max=64, help="Experts it names a layer when it runs.")] = 1,
 ) -> None:

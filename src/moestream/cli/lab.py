@@ -27,7 +27,10 @@ def list_experiments(
         bool, typer.Option("--markdown", help="Print docs/experiments.md: what agrees, too.")
     ] = False,
 ) -> None:
-    """List the experiments: each one's question, its kind, and about how long it takes on the demo model."""
+    """List the experiments: questions, kinds and times.
+
+    A time is about what it takes on the demo model.
+    """
     from moestream.lab.experiment import experiments
     from moestream.lab.experiment_text import list_rows, markdown, minutes, total_seconds
 
@@ -70,7 +73,7 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
 def run(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME...", help="Of `lab list`, or a TOML file of your own; or all."),
+        typer.Argument(metavar="NAME", help="Of `lab list`, or a TOML file of your own; or all."),
     ],
     model: Annotated[str, typer.Option(help="A GGUF file (any shard), or demo.")] = "demo",
     ram: Annotated[
@@ -88,10 +91,10 @@ def run(
         bool, typer.Option("--json", help="Print a JSON array of verdicts instead of text.")
     ] = False,
 ) -> None:
-    """Run experiments and say whether this box agrees with what their source found.
+    """Run experiments and say whether this box agrees.
 
-    Each ends in agrees, disagrees or cannot tell. A file that one needs beside the model is made in the cache
-    directory first, and kept until `lab clean`.
+    It is held against what an experiment's source found, and each ends in agrees, disagrees or cannot tell. A file
+    that one needs beside the model is made in the cache directory first, and kept until `lab clean`.
     """
     from moestream.lab.bench_progress import display
     from moestream.lab.experiment import experiments, find

@@ -46,7 +46,10 @@ def export(
     csv: Annotated[Path, typer.Option("--csv", help="One row a step; the experts go to NAME.experts.csv.")],
     quiet: Annotated[bool, typer.Option("-q", help="Leave out the rows of experts.")] = False,
 ) -> None:
-    """Write a trace as CSV: a table of steps, and one of each expert each token was routed to."""
+    """Write a trace as CSV: its steps, and its routes.
+
+    The second table has a row for each expert each token was routed to.
+    """
     from moestream.trace.export import export_csv
     from moestream.trace.read import read_trace
 
