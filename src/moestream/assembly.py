@@ -8,11 +8,12 @@ import mmap
 import multiprocessing
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import moestream._core as _core
 from moestream.binding import binding_version, libllama_path
-from moestream.box import Box, cache_directory, place_of, process_memory
+from moestream.box import MACHINE, Box, cache_directory, place_of, process_memory
 from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context, rows_of_logits
 from moestream.errors import (
     AbiError,
@@ -28,7 +29,7 @@ from moestream.geometry import slab_geometry, split_budget
 from moestream.guard import check_values, ignored
 from moestream.mechanism import Mechanism
 from moestream.model import Model
-from moestream.plan import Plan, process_bytes
+from moestream.plan import MARGIN_BYTES, Plan, process_bytes
 from moestream.plan_limits import closes
 from moestream.units import format_bytes
 from moestream.version import INSTALL_TESTED
@@ -203,7 +204,7 @@ def plan_load(
         plan = plan_context(
             model,
             box,
-            None if above else cap,
+            above.cap_bytes if above else cap,
             mechanism,
             n_ctx=n_ctx,
             n_ubatch=min(n_batch, asked or DEFAULT_STEP),
@@ -219,21 +220,34 @@ def plan_load(
             place=place_of(model.paths, box),
         )
     except BudgetError as error:
-        raise BudgetError(f"{above}: {error}", error.smallest_bytes) if above else error from None
+        raise BudgetError(f"{above.why}: {error}", error.smallest_bytes) if above else error from None
     if above:
-        fallbacks.append(f"{above}: {format_bytes(plan.cap_bytes)} is taken instead")
+        fallbacks.append(f"{above.why}: {format_bytes(plan.cap_bytes)} is taken instead")
     if plan.n_batch < n_batch:
         arguments["n_batch"] = arguments["n_ubatch"] = plan.n_batch
     return plan
 
 
-def _above_what_there_is(cap: int | None, mechanism: Mechanism | None, box: Box, used: int) -> str | None:
-    """Why a cap cannot be had now, where a governor would give the difference back at once; else None."""
+@dataclass(frozen=True)
+class _Above:
+    """Why a cap cannot be had now, and what to plan instead: a container of one's own is taken whole, of a machine
+    something is left to others (None)."""
+
+    why: str
+    cap_bytes: int | None
+
+
+def _above_what_there_is(cap: int | None, mechanism: Mechanism | None, box: Box, used: int) -> _Above | None:
+    """For a cap of which a governor would give a part back at once; else None. A container's limit is the usual cap,
+    and what the kernel charges to it beside the process is within the plan's margin."""
     room = box.room()
-    if cap is None or cap <= room.bytes + used or (mechanism is not None and mechanism.store != "arena"):
+    there = room.bytes + used
+    if cap is None or cap <= there + MARGIN_BYTES or (mechanism is not None and mechanism.store != "arena"):
         return None
-    there = f"{format_bytes(room.bytes + used)} there are for this process now ({room.source})"
-    return f"the cap {format_bytes(cap)} is above the {there}"
+    what = f"{format_bytes(there)} there are for this process now ({room.source})"
+    return _Above(
+        f"the cap {format_bytes(cap)} is above the {what}", None if room.source == MACHINE else there
+    )
 
 
 def give_budget(

@@ -29,6 +29,8 @@ PERIOD_S, CLOSE_PERIOD_S = 0.1, 0.05
 LOW_BYTES = 256 << 20
 #: Share of the last ten seconds in which somebody stalled for memory, percent, that counts as want.
 STALLED_PERCENT = 10.0
+#: ... where less is left than this many times what is little. What a load leaves is twice that or more, and no want.
+STALLED_LEFT = 1.5
 #: What is given back at once, at least, and what is taken again: shares of the planned budget.
 GIVE_SHARE, TAKE_SHARE = 1 / 8, 1 / 16
 #: Memory left, in multiples of what counts as want, below which it is looked at more often.
@@ -82,7 +84,7 @@ class Decision:
         """Bytes of experts to hold from now on, where ``held`` are held and ``answer_s`` passes before it is so."""
         left = memory.left_bytes - self._taken_meanwhile(held, memory.left_bytes, now, answer_s)
         short = self.low - left
-        stalls = memory.stalled_percent > STALLED_PERCENT and left < 2 * self.low
+        stalls = memory.stalled_percent > STALLED_PERCENT and left < STALLED_LEFT * self.low
         if short > 0 or stalls:
             self._calm_since = None
             return max(self.floor, held - max(short, int(self.planned * GIVE_SHARE)))

@@ -166,6 +166,15 @@ def test_a_cap_above_what_there_is_now(tiny: Any, monkeypatch: pytest.MonkeyPatc
             r"[23]\.\S+ GB is taken instead",
             said,
         )
+    # A container of one's own is taken whole, and a cap that is its limit is no cap above it.
+    group = Limit(3 << 30, "memory.max")
+    monkeypatch.setattr(Box, "room", lambda box: group)
+    with moestream.Llama(path, **asked) as llama:
+        assert llama.plan.cap_bytes >= 3 << 30 and "3." in llama.fallbacks[0]
+    asked["ram"] = (3 << 30) + process_memory().anon_bytes + (1 << 20)
+    with moestream.Llama(path, **asked) as llama:
+        assert (llama.plan.cap_bytes, llama.fallbacks) == (asked["ram"], [])
+    asked["ram"] = "8GiB"
     with moestream.Llama(path, governor=False, **asked) as llama:
         assert llama.plan.cap_bytes == 8 << 30
         assert llama.fallbacks == []

@@ -49,6 +49,7 @@ def test_a_load_that_left_little_is_no_want_by_itself() -> None:
     decide = decision(left=20 * MB)
     assert decide.low == 10 * MB
     assert decide(800 * MB, Memory(19 * MB), 0) == 800 * MB
+    assert decide(800 * MB, Memory(18 * MB, stalled_percent=50), 0.5) == 800 * MB
     assert decide(800 * MB, Memory(5 * MB), 1) == 700 * MB
 
 
@@ -193,6 +194,11 @@ def test_psi_is_read_of_the_machine_and_of_every_group(tmp_path: Path) -> None:
     assert Box(tmp_path).stalled_percent() == 1.5
     (group / "memory.pressure").write_text("some avg10=12.25 avg60=0.00 avg300=0.00 total=1\n")
     assert Box(tmp_path).stalled_percent() == 12.25
+    # Where the cgroup is what bounds, others' stalls are for their own limits.
+    (proc / "meminfo").write_text("MemAvailable: 9999999 kB\n")
+    (group / "memory.max").write_text("1073741824\n")
+    (group / "memory.pressure").write_text("some avg10=0.25 avg60=0.00 avg300=0.00 total=1\n")
+    assert Box(tmp_path).stalled_percent() == 0.25
 
 
 def test_a_run_s_summary_says_what_was_given() -> None:

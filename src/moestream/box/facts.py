@@ -20,6 +20,10 @@ _MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
 _CPU_NAMES = ("model name", "Model", "cpu model", "cpu", "Hardware", "uarch")
 
 
+#: The source of a limit that is the machine's, not a cgroup's.
+MACHINE = "MemAvailable"
+
+
 @dataclass(frozen=True)
 class Limit:
     """A bound on this process's memory and who sets it: a line of /proc/meminfo or a cgroup's file."""
@@ -62,7 +66,7 @@ class Box:
     def room(self) -> Limit:
         """What this process can still take and who bounds it: the machine's available memory, or a cgroup's limit
         less what it holds. File cache is not held: the kernel gives it up."""
-        rooms = [Limit(_available(self._meminfo()), "MemAvailable")]
+        rooms = [Limit(_available(self._meminfo()), MACHINE)]
         for group in groups(self.root, "memory"):
             limits = group.memory_limits()
             if limits:
@@ -76,9 +80,10 @@ class Box:
         return self.room().bytes
 
     def stalled_percent(self) -> float:
-        """The share of the last ten seconds in which some task waited for memory (PSI), of the machine or of this
-        process's cgroups, whichever is more; 0 where the kernel does not say."""
-        texts = [self._text("proc/pressure/memory")]
+        """The share of the last ten seconds in which some task waited for memory (PSI), in this process's cgroups or,
+        unless one of them is what bounds it, on the machine: others' containers stall for their own limits. 0 where
+        the kernel does not say."""
+        texts = [self._text("proc/pressure/memory")] if self.room().source == MACHINE else []
         texts += [self._text(str((group.path / "memory.pressure").relative_to(self.root)))
                   for group in groups(self.root, "memory") if group.version == 2]  # fmt: skip
         return max(map(_some_avg10, texts), default=0.0)
