@@ -97,7 +97,7 @@ def test_the_metadata_is_whole(wheel: zipfile.ZipFile) -> None:
     oldest = said["Requires-Python"].removeprefix(">=")
     assert f"Programming Language :: Python :: {oldest}" in classifiers
     entry_points = wheel.read(f"moestream-{__version__}.dist-info/entry_points.txt").decode()
-    assert "moestream = moestream.cli.main:main" in entry_points.splitlines()
+    assert "moestream = moestream.cli.start:main" in entry_points.splitlines()
 
 
 @pytest.mark.parametrize("call", ["get_requires_for_build_wheel()", "build_editable('.')"])

@@ -153,7 +153,7 @@ def _geometry(model: dict[str, Any]) -> Geometry:
 def _width(model: dict[str, Any], bank: int) -> tuple[int, int]:
     """As ``Part.widths``: a bank of chunk experts is read whole."""
     experts = int(model["experts"][bank])
-    chunks = "roles" in model and str(model["roles"][bank][0]).startswith("chunk_")
+    chunks = "roles" in model and any(str(role).startswith("chunk_") for role in model["roles"][bank])
     return experts, experts if chunks else int(model["used"][bank])
 
 
