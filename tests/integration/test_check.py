@@ -141,7 +141,7 @@ def test_the_last_block_of_every_type(name: str, tmp_path: Path) -> None:
     """Its tensor is named, its expert and its byte; nothing bad is found before it is there."""
     kind = GGMLQuantizationType[name]
     tensors = [("token_embd.weight", (256, 8), GGMLQuantizationType.F32)]
-    tensors += [(f"blk.0.ffn_{role}_exps.weight", (256, 4, 8), kind) for role in ("gate", "up", "down")]
+    tensors += [(f"blk.0.ffn_{role}_exps.weight", (256, 256, 8), kind) for role in ("gate", "up", "down")]
     path = write_gguf(tmp_path / "m.gguf", tensors, quantize=alike)
     check_weights(model := read_model(path))
     size = GGML_QUANT_SIZES[kind][1]
