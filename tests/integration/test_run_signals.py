@@ -66,8 +66,10 @@ def test_a_terminal_that_is_closed(told: bool, tiny: Any, tmp_path: Path) -> Non
         os.close(ours)
         if told:
             child.send_signal(signal.SIGHUP)
-        assert child.wait(timeout=120) == 0
-    assert json.loads(out.read_text())["ended"] == "stopped"
+        code = child.wait(timeout=120)
+    # Told while it still loads, it has nothing to show and nothing to write.
+    assert code == 0 or (told and code == 130)
+    assert (json.loads(out.read_text())["ended"] == "stopped") if code == 0 else not out.exists()
 
 
 def test_a_run_that_is_halted_and_goes_on(tiny: Any, tmp_path: Path) -> None:

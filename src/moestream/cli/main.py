@@ -125,8 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line (None: the process's own) and exit with its code."""
     _open_standard_streams()
     # While llama.cpp loads a model the binding points descriptor 2 elsewhere; errors must not go there.
-    with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as errors:
-        code = _exit_code(arguments, errors)
+    errors = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")
+    code = _exit_code(arguments, errors)
+    # What a terminal that is gone refused when it was said it refuses once more.
+    with contextlib.suppress(OSError):
+        errors.close()
     sys.exit(code)
 
 
@@ -151,8 +154,9 @@ def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
     def complain(text: str) -> None:
         if os.strerror(errno.EMFILE) in text:  # wherever it struck, the remedy is the same
             text = f"{os.strerror(errno.EMFILE).lower()}: raise `ulimit -n`"
-        # One line, whatever a file's name or another library's message holds.
-        print("moestream: " + " ".join(text.split()), file=errors, flush=True)
+        # One line, whatever a file's name or another library's message holds; a terminal that is gone shows none.
+        with contextlib.suppress(OSError):
+            print("moestream: " + " ".join(text.split()), file=errors, flush=True)
 
     try:
         command = typer.main.get_command(app)
