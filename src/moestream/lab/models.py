@@ -186,15 +186,21 @@ def _load(path: Path, model: Model, arm: str) -> Any:
 
 
 def _smallest_cap(path: Path, settings: dict[str, Any]) -> int:
-    """What a plan that is refused says would do."""
+    """What a plan that is refused says would do. Asked until it does, for this process has run other models and what it
+    holds still moves by a megabyte."""
     import moestream
 
-    try:
-        moestream.Llama(path, ram=1, mechanism="arena", **settings).close()
-    except BudgetError as error:
-        if error.smallest_bytes is not None:
-            return error.smallest_bytes
-    raise MoestreamError("a cap of one byte is not refused with the smallest that works")
+    cap = 1
+    for _ in range(4):
+        try:
+            moestream.Llama(path, ram=cap, mechanism="arena", **settings).close()
+        except BudgetError as error:
+            if error.smallest_bytes is None:
+                break
+            cap = error.smallest_bytes
+        else:
+            return cap
+    raise MoestreamError("a cap that is too small is not refused with one that works")
 
 
 def _outcome(path: Path, model: Model, arm: str) -> str:
