@@ -13,9 +13,8 @@ INTERRUPTED = 130
 
 def main() -> NoReturn:
     """``moestream.cli.main.main`` of the process's own command line."""
-    heard = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )  # not where it was started to be ignored
+    # Not where it was started to be ignored.
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heard:
         signal.signal(signal.SIGINT, _leave)
     from moestream.cli.main import main
