@@ -374,8 +374,8 @@ def test_a_small_process_and_no_rich(tiny: Path, tmp_path: Path) -> None:
 
 
 def begin(*words: object) -> subprocess.Popen[bytes]:
-    """A run that has printed its first text."""
-    child = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    """A run that has printed its first byte of text, with pipes that hold the rest: communicate() sees no buffer."""
+    child = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
     assert child.stdout is not None
     assert child.stdout.read(1), child.communicate()
     return child

@@ -23,9 +23,9 @@ def begin(path: Path, *words: object, ignored: str = "", **options: Any) -> subp
     run = [sys.executable, "-m", "moestream", "run", str(path), "-p", "Once upon a time", "-n", str(TOKENS)]
     run += ["--ctx", "512", "--ram", "1GiB", "--mechanism", "arena", *map(str, words)]
     trap = ["sh", "-c", f'trap "" {ignored}; exec "$@"', "sh"] if ignored else []
-    return subprocess.Popen(
-        [*trap, *run], **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    )
+    # Without a buffer, for what one holds after the first byte is lost to communicate(), which reads the pipe itself.
+    usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
+    return subprocess.Popen([*trap, *run], **{**usual, **options})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
