@@ -71,6 +71,8 @@ Every type that ggml's quantizer makes, and a mixture of two across layers and r
 {quants}
 """
 _BATCH, _FEWEST_BATCH = 32, 2
+#: At the smallest cap.
+_ATTEMPTS = 4
 _SETTINGS: dict[str, Any] = {
     "n_ctx": 256, "n_batch": _BATCH, "n_ubatch": _BATCH, "n_threads": 1, "n_threads_batch": 1,
 }  # fmt: skip
@@ -174,8 +176,7 @@ def _load(path: Path, model: Model, arm: str) -> Any:
         everything = geometry.bytes_of([part.experts for part in geometry.parts])
         limit = max(int(_SHARE * everything), smallest)
         return moestream.Llama(path, ram=_RAM, mechanism=arm, _expert_bytes=limit, **settings)
-    cap = _smallest_cap(path, settings)
-    llama = moestream.Llama(path, ram=cap, mechanism="arena", _expert_bytes=smallest, **settings)
+    llama = _load_in_fewest(path, smallest, settings)
     llama.n_batch = min(llama.n_batch, _FEWEST_BATCH)
     # The budget's pages are of 2 MiB, in which more of these small experts would find room.
     fewest = geometry.smallest(llama.n_batch)
@@ -185,22 +186,20 @@ def _load(path: Path, model: Model, arm: str) -> Any:
     return llama
 
 
-def _smallest_cap(path: Path, settings: dict[str, Any]) -> int:
-    """What a plan that is refused says would do. Asked until it does, for this process has run other models and what it
-    holds still moves by a megabyte."""
+def _load_in_fewest(path: Path, expert_bytes: int, settings: dict[str, Any]) -> Any:
+    """Within the smallest cap, which a plan that is refused names. Asked until it does, for this process has run other
+    arms, and what it holds of them moves by a megabyte."""
     import moestream
 
     cap = 1
-    for _ in range(4):
+    for _ in range(_ATTEMPTS):
         try:
-            moestream.Llama(path, ram=cap, mechanism="arena", **settings).close()
+            return moestream.Llama(path, ram=cap, mechanism="arena", _expert_bytes=expert_bytes, **settings)
         except BudgetError as error:
             if error.smallest_bytes is None:
-                break
+                raise
             cap = error.smallest_bytes
-        else:
-            return cap
-    raise MoestreamError("a cap that is too small is not refused with one that works")
+    raise MoestreamError(f"a cap of {cap} bytes, named as one that works, is refused")
 
 
 def _outcome(path: Path, model: Model, arm: str) -> str:
