@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from ggufs import write_gguf, write_split
+from ggufs import rewrite, tensor_sources, write_gguf, write_split
 from moestream.errors import ModelError
 from moestream.model import Model, read_model
 from moestream.model.check import PIECE_BYTES, check_weights
@@ -87,6 +88,22 @@ def test_numbers_that_llama_cpp_would_end_over_are_told(
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert str(path) in done.stderr
+
+
+def test_a_shape_that_the_header_s_numbers_do_not_make_is_told(tiny: Any, tmp_path: Path) -> None:
+    """Its bytes are good: only llama.cpp's own loader knows what a tensor beside the experts is to be like."""
+    router = "blk.1.ffn_gate_inp.weight"
+    tensors = [
+        (replace(spec, shape=spec.shape[::-1]) if spec.name == router else spec, chunks)
+        for spec, chunks in tensor_sources(tiny("olmoe"))
+    ]
+    path = rewrite(tiny("olmoe"), tmp_path / "m.gguf", tensors=tensors)
+    check_weights(read_model(path))
+    done = inspect(path)
+    assert (done.returncode, done.stdout) == (3, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"moestream: {path}: ")
+    assert f"'{router}' has wrong shape" in line
 
 
 @pytest.mark.parametrize("arch", ["olmoe", "gpt-oss"])

@@ -92,6 +92,26 @@ def test_speculation_is_accounted(tiny) -> None:
         assert counters["misses"] * frame <= counters["bytes"] <= most
 
 
+@pytest.mark.parametrize("mechanism", ["arena", "arena+sync+lru", "arena/buffered+threads:2+none"])
+def test_a_step_of_a_prompt_reads_no_expert_twice(mechanism: str, tiny) -> None:
+    """Its tokens want nearly all experts of each layer and the budget holds a part of them: one pass over the model."""
+    with load(tiny("olmoe"), mechanism, experts=16 << 20) as llama:
+        everything = sum(part.experts for part in slab_geometry(llama.model_info).parts)
+        most = 0
+        for seed in range(3):
+            before = read_so_far(llama)
+            llama.reset()
+            llama.eval(prompt_tokens(llama.n_batch, llama.n_vocab(), seed))
+            most = max(most, read_so_far(llama) - before)
+        assert sum(llama.plan.capacities) < most <= everything
+
+
+def read_so_far(llama: moestream.Llama) -> int:
+    """Experts, on demand or early."""
+    counters = llama._engine.counters
+    return int(counters["misses"] + counters["speculative_issued"])
+
+
 @pytest.mark.parametrize("store", ["arena", "mapped+willneed+anon", "resident"])
 def test_load_reads_no_more_than_it_must(store: str, tiny) -> None:
     with load(tiny("olmoe"), store) as llama:
