@@ -1,6 +1,7 @@
 """Sizes as people write them: ``4GiB``, ``1.1GB``, ``800M``, ``1073741824``.
 
-Units with an i (KiB, MiB, GiB) are powers of 1024; KB, MB, GB powers of 1000; a bare K, M, G is the power of 1024.
+Units with an i (KiB, MiB, GiB) are powers of 1024; KB, MB, GB powers of 1000; a bare K, M, G is the power of 1024. A
+number alone is bytes, and text of one too small for that lacks its unit: ``"4"`` is no size, ``"4B"`` and 4 are.
 """
 
 from __future__ import annotations
@@ -18,24 +19,30 @@ _UNITS = {
 }  # fmt: skip
 #: The largest size that is taken for one: an exbibyte.
 _LARGEST = 1 << 60
+#: Nobody types fewer bytes of memory or disk without a B.
+_FEWEST_BARE = 1 << 20
+#: Who leaves the unit away means gigabytes, with a number from here on megabytes.
+_MEGABYTES_FROM = 256
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of a size as people write it. Raises UsageError for anything else, zero and negative included."""
-    if isinstance(text, bool) or not isinstance(text, (str, int)):
+    """Bytes of a size as people write it. Raises UsageError for anything else: zero, negative, and a number that lacks
+    its unit."""
+    match = None if isinstance(text, bool) or not isinstance(text, (str, int)) else _SIZE.fullmatch(str(text))
+    if match is None or match[2].upper() not in _UNITS:
         raise UsageError(f"not a size: {text!r} (write 4GiB, 1.1GB or a number of bytes)")
-    if isinstance(text, int):
-        size = text
-    else:
-        match = _SIZE.fullmatch(text)
-        if match is None or match.group(2).upper() not in _UNITS:
-            raise UsageError(f"not a size: {text!r} (write 4GiB, 1.1GB or a number of bytes)")
-        # A size of more digits than any disk has is not one anybody means.
-        number = float(match.group(1)) if len(match.group(1)) < 40 else 2.0 * _LARGEST
-        size = int(number * _UNITS[match.group(2).upper()])
+    # A size of more digits than any disk has is not one anybody means.
+    number = float(match[1]) if len(match[1]) < 40 else 2.0 * _LARGEST
+    size = text if isinstance(text, int) else int(number * _UNITS[match[2].upper()])
     if size > _LARGEST:
         raise UsageError(f"a size of more than 2^60 bytes: {str(text)[:40]!r}")
+    if isinstance(text, str) and not match[2] and 0 < number < _FEWEST_BARE:
+        unit = "G" if number < _MEGABYTES_FROM else "M"
+        raise UsageError(
+            f"a size without its unit: {match[1]} would be {format_bytes(number)}; write {match[1]}{unit}B or "
+            f"{match[1]}{unit}iB"
+        )
     if size <= 0:
         raise UsageError(f"a size must be above zero, not {text!r}")
     return size

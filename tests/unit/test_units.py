@@ -23,6 +23,7 @@ from moestream.units import format_bytes, parse_size
         ("1T", 1 << 40),
         ("1073741824", 1 << 30),
         ("512 B", 512),
+        ("4B", 4),
         (7, 7),
     ],
 )
@@ -39,7 +40,23 @@ def test_parse_size_refuses(text: object) -> None:
     assert "\n" not in str(caught.value)
 
 
-@given(st.integers(1, 1 << 50))
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("4", "4 would be 4 B; write 4GB or 4GiB"),
+        (" 1.5 ", "1.5 would be 2 B; write 1.5GB or 1.5GiB"),
+        ("0.5", "write 0.5GB or 0.5GiB"),
+        ("8000", "8000 would be 8.00 kB; write 8000MB or 8000MiB"),
+        ("1048575", "write 1048575MB"),
+    ],
+)
+def test_a_number_too_small_for_bytes_lacks_its_unit(text: str, meant: str) -> None:
+    with pytest.raises(errors.UsageError, match="a size without its unit") as caught:
+        parse_size(text)
+    assert meant in str(caught.value)
+
+
+@given(st.integers(1 << 20, 1 << 50))
 def test_a_number_of_bytes_is_itself(count: int) -> None:
     assert parse_size(count) == parse_size(str(count)) == parse_size(f"{count}B") == count
 
