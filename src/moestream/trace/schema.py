@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError
+from moestream.extras import lacking
 
 SCHEMA_NAME = "moestream-trace"
 SCHEMA_VERSION = 1
@@ -72,9 +73,7 @@ def load_arrow() -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        raise RefusedError(
-            f"traces need pyarrow ({error}): install it with `pip install 'moestream[lab]'`"
-        ) from None
+        raise lacking(error, "traces", "pyarrow") from None
     return pyarrow
 
 
