@@ -9,6 +9,8 @@ import numpy
 from numpy.typing import NDArray
 
 
+SOURCES: str = ...
+
 class CoreError(Exception):
     pass
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import moestream._core as _core
 from moestream.binding import binding_version, libllama_path
 from moestream.box import MACHINE, Box, cache_directory, place_of, process_memory
+from moestream.core import _core
 from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context, rows_of_logits
 from moestream.errors import (
     AbiError,

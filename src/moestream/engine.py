@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import moestream._core as _core
 from moestream.assembly import (
     Progress,
     build_core,
@@ -35,6 +34,7 @@ from moestream.binding import (
 )
 from moestream.box import Box, mapping_refusal
 from moestream.callbacks import Processors
+from moestream.core import _core
 from moestream.dryrun import DEFAULT_STEP, rows_of_logits
 from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
 from moestream.governor import Governor, govern

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import moestream._core as _core
 from moestream.assembly import translate
 from moestream.box import Box
+from moestream.core import _core
 from moestream.errors import MoestreamError
 from moestream.geometry import Geometry, slab_geometry, split_budget
 from moestream.model import Model

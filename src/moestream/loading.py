@@ -16,8 +16,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-import moestream._core as _core
 from moestream.binding import binding_version, libllama_path, llama_cpp, low
+from moestream.core import _core
 from moestream.errors import AbiError, ModelError
 from moestream.version import INSTALL_TESTED
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import moestream._core as _core
 from moestream.analyze.choices import Bool, Choices
 from moestream.analyze.predictors import Named, chosen, held_out, wishes_of
+from moestream.core import _core
 from moestream.geometry import HUGE_PAGE
 from moestream.replay.run import Recording, Replayed, replay
 from moestream.trace.trace import starts

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import moestream._core as _core
 from moestream.box.cage import Cage
 from moestream.box.disk import direct_io_alignment
 from moestream.box.facts import Box
+from moestream.core import _core
 
 #: Of the file that O_DIRECT is tried on.
 _TRIED_BYTES = 16 << 10

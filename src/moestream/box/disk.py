@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import moestream._core as _core
 from moestream.box.facts import Box
 from moestream.box.filesystems import place_of
+from moestream.core import _core
 
 _BLOCK = 1 << 20
 _THREADS = 8

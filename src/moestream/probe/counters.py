@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import moestream._core as _core
 from moestream.box.accounts import cgroup_counter, process_counter
+from moestream.core import _core
 from moestream.probe.device import Device
 from moestream.probe.sample import BLOCK, Sample
 

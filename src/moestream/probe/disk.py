@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import moestream._core as _core
 from moestream.box import process_io
+from moestream.core import _core
 from moestream.errors import MoestreamError, ReadError
 from moestream.probe.device import Device
 from moestream.probe.sample import BLOCK, WARM_BYTES, Range, Sample

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import moestream._core as _core
 from moestream.box import Box
 from moestream.box.cgroup import groups
+from moestream.core import _core
 from moestream.probe.schedule import spread
 
 _COPIED = 128 << 20

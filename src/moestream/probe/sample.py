@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import moestream._core as _core
 from moestream.box import Box, direct_io_alignment, mapping_refusal, place_of
 from moestream.box.page_cache import drop, resident_bytes
+from moestream.core import _core
 from moestream.errors import RefusedError
 from moestream.model import Model
 from moestream.units import format_bytes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-import moestream._core as _core
+from moestream.core import _core
 from moestream.errors import BudgetError, MechanismError, RefusedError, UsageError
 from moestream.geometry import Geometry, split_budget
 from moestream.mechanism import Mechanism

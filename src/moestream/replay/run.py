@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import moestream._core as _core
+from moestream.core import _core
 from moestream.errors import MoestreamError, RefusedError, UsageError
 from moestream.geometry import PAGE, Geometry, Part
 from moestream.mechanism import Mechanism
