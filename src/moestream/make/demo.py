@@ -60,7 +60,7 @@ def dense_model_path() -> Path:
 def build_demo(out: Path, progress: Progress | None = None) -> Path:
     """Write the demo model, about 3.2 GB, to ``out`` and return it; the same bytes each time.
 
-    About a minute and a half on two cores and half a GiB of memory. Raises ModelError when the dense model is
+    About a minute on two cores and half a GiB of memory. Raises ModelError when the dense model is
     missing and RefusedError when the disk has no room.
     """
     dense = dense_model_path()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,7 @@ from moestream.make.ggml import ggml_base
 
 _CONTEXT = 1024
 _BATCH = 512
+_LISTENERS = 2
 
 #: ``take(name, tensor)``: a wanted node, just computed; the pointer is only for ggml's functions.
 Take = Callable[[str, int], None]
@@ -138,31 +141,52 @@ def router_inputs(
     """What each layer's feed-forward block is fed with, over ``text`` and over the model's own replies to
     ``prompts``.
 
-    Returns one (n_tokens, n_embd) array a layer, rows of ``ffn_norm-<layer>`` in the order of the tokens.
+    Returns one (n_tokens, n_embd) array a layer, rows of ``ffn_norm-<layer>`` in the order of the tokens. Two passages
+    are heard at a time, each by a model of its own on one thread: none depends on another.
     """
-    ggml = ggml_base()
-    taken: dict[int, list[npt.NDArray[np.float32]]] = {}
+    asked = [(part, 0) for part in text.split("\n\n\n")] + [(prompt, tokens_each) for prompt in prompts]
+    with ExitStack() as open_models, ThreadPoolExecutor(_LISTENERS) as threads:
+        free = [open_models.push(_Listener(path)) for _ in range(_LISTENERS)]
 
-    def take(name: str, tensor: int) -> None:
-        if not collecting:
-            return
-        count = ggml.ggml_nelements(tensor)
-        rows = ggml.ggml_nrows(tensor)
-        values = np.ctypeslib.as_array((ctypes.c_float * count).from_address(ggml.ggml_get_data(tensor)))
-        taken.setdefault(int(name.rsplit("-", 1)[1]), []).append(values.reshape(rows, count // rows).copy())
+        def hear(passage: tuple[str, int]) -> dict[int, npt.NDArray[np.float32]]:
+            listener = free.pop()
+            try:
+                return listener.hear(*passage)
+            finally:
+                free.append(listener)
 
-    with TracedModel(path, "ffn_norm-", take) as model:
-        collecting = False
-        replies = []
-        for index, prompt in enumerate(prompts):
+        heard = []
+        for states in threads.map(hear, asked):
+            heard.append(states)
             if progress is not None:
-                progress(index, len(prompts) + 1)
-            ids = model.tokenize(prompt)
-            replies.append(ids + model.continue_greedily(ids, tokens_each))
-        collecting = True
-        for passage in [model.tokenize(part) for part in text.split("\n\n\n")] + replies:
-            model.restart()
-            model.feed(passage[:_CONTEXT])
-    if progress is not None:
-        progress(len(prompts) + 1, len(prompts) + 1)
-    return [np.concatenate(taken.pop(layer)) for layer in sorted(taken)]
+                progress(len(heard), len(asked))
+    return [np.concatenate([states.pop(layer) for states in heard]) for layer in sorted(heard[0])]
+
+
+class _Listener(TracedModel):
+    """The dense model, and what its feed-forward blocks are fed with."""
+
+    def __init__(self, path: Path) -> None:
+        self._heard: dict[int, list[npt.NDArray[np.float32]]] | None = None
+        super().__init__(path, "ffn_norm-", self._take)
+
+    def hear(self, passage: str, reply: int) -> dict[int, npt.NDArray[np.float32]]:
+        """One array a layer, over ``passage`` and ``reply`` tokens that the model goes on with."""
+        ids = self.tokenize(passage)
+        if reply:
+            ids += self.continue_greedily(ids, reply)
+        heard: dict[int, list[npt.NDArray[np.float32]]] = {}
+        self._heard = heard
+        self.restart()
+        self.feed(ids[:_CONTEXT])
+        self._heard = None
+        return {layer: np.concatenate(rows) for layer, rows in heard.items()}
+
+    def _take(self, name: str, tensor: int) -> None:
+        if self._heard is None:
+            return
+        ggml = ggml_base()
+        count, rows = ggml.ggml_nelements(tensor), ggml.ggml_nrows(tensor)
+        values = np.ctypeslib.as_array((ctypes.c_float * count).from_address(ggml.ggml_get_data(tensor)))
+        states = values.reshape(rows, count // rows).copy()
+        self._heard.setdefault(int(name.rsplit("-", 1)[1]), []).append(states)

