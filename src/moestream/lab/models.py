@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from moestream.box import Box
 from moestream.errors import BudgetError, MoestreamError
 from moestream.geometry import slab_geometry
 from moestream.lab.logits import PROMPT, STEPS, Logits, answer, difference, remembers
@@ -116,6 +119,17 @@ def measure(arch: str, quant: str) -> Row:
         return Row(arch, quant, "", "", tuple(reason for _ in ARMS))
     found = json.loads(done.stdout.splitlines()[-1])
     return Row(**{**found, "outcomes": tuple(found["outcomes"])})
+
+
+@contextmanager
+def measuring(models: Sequence[tuple[str, str]]) -> Iterator[dict[tuple[str, str], Future[Row]]]:
+    """While inside, these models are measured, as many at a time as there are processors: each computes with one
+    thread. What has not been begun by the end is not."""
+    pool = ThreadPoolExecutor(Box().cpus())
+    try:
+        yield {model: pool.submit(measure, *model) for model in dict.fromkeys(models)}
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _short(reason: str) -> str:
@@ -302,9 +316,10 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m moestream.lab.models docs/models.md", file=sys.stderr)
         return 2
     rows = []
-    for arch, quant in wanted():
-        rows.append(measure(arch, quant))
-        print(rows[-1].line, flush=True)
+    with measuring(wanted()) as under_way:
+        for model in wanted():
+            rows.append(under_way[model].result())
+            print(rows[-1].line, flush=True)
     Path(arguments[0]).write_text(page(rows))
     return 0
 
