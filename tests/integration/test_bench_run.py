@@ -19,10 +19,14 @@ import pytest
 
 from moestream.box import Cage
 from moestream.lab.bench_journal import read_runs
+from moestream.trace import Trace
+from moestream.trace.read import read_trace
 
 #: Larger than the cap by so much that experts leave.
 _SHAPE = "tiny,layers=8,experts=32,embd=512,heads=8,kv_heads=8,ff=1024,used=4"
 _CAP = "150MB"
+#: Stock takes seconds for a token where it does not fit, also for one of a prompt.
+_PROMPTS = "One.\n---\nTwo.\n---\nThree.\n"
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +49,10 @@ def caged() -> bool:
 
 
 def test_killed_at_any_moment_it_goes_on_and_shares_no_path(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    arms = ("--mechanisms", "arena/fresh+sync+lru,default")
-    with subprocess.Popen(command(model, out, *arms), stderr=subprocess.PIPE, text=True) as bench:
+    out, prompts = tmp_path / "out", tmp_path / "prompts.txt"
+    prompts.write_text(_PROMPTS)
+    words = ("--mechanisms", "arena/fresh+sync+lru,default", "--prompts", str(prompts), "--trace")
+    with subprocess.Popen(command(model, out, *words), stderr=subprocess.PIPE, text=True) as bench:
         assert bench.stderr is not None
         begun = 0
         while begun < 3:
@@ -62,7 +67,7 @@ def test_killed_at_any_moment_it_goes_on_and_shares_no_path(model: Path, tmp_pat
     assert len(before) == 2
     with (out / "runs.jsonl").open("a") as file:
         file.write('{"arm": "torn')
-    done = run(model, out, *arms, "--resume", "--share")
+    done = run(model, out, *words, "--resume", "--share")
     assert done.returncode == 0, done.stderr
     records = read_runs(out / "runs.jsonl")
     assert records[:2] == before
@@ -86,6 +91,18 @@ def test_killed_at_any_moment_it_goes_on_and_shares_no_path(model: Path, tmp_pat
     summary = json.loads((out / "summary.json").read_text())
     assert summary["valid_runs"] == len(records)
     assert (out / "report.md").read_text().startswith(f"# {model.name} within 150 MB")
+    assert {record["arm"] for record in records if record.get("trace")} == expected - {"stock"}
+    for record in records:
+        if record["arm"] != "stock":
+            _check_trace(read_trace(out / record["trace"]), record)
+
+
+def _check_trace(trace: Trace, record: dict[str, Any]) -> None:
+    """It is of the run's model and of the run's own steps."""
+    document = record["document"]
+    assert trace.identity == record["model"]["identity"]
+    tokens = document["prefill"]["tokens"] + document["decode"]["tokens"]
+    assert sum(trace.steps["tokens"].tolist()) == tokens > 5
 
 
 def test_ended_by_a_signal_it_sums_up_what_there_is(model: Path, tmp_path: Path) -> None:
