@@ -5,11 +5,15 @@ MoestreamError            4  something failed that should have worked (a read, a
 ├── Cancelled             4  the running call was stopped by ``Llama.cancel``
 ├── UsageError            2  the caller's words are wrong: an option, a size
 │   └── MechanismError    3  a mechanism string that names no mechanism; the text has the nearest words
-└── RefusedError          3  this model, box or llama.cpp cannot do what was asked; the text names the remedy
+└── RefusedError          3  this model, file, box or llama.cpp cannot do what was asked; the text names the remedy
     ├── ModelError        3  the file is not a model this engine can run
     ├── BudgetError       3  the memory named is too little (``smallest_bytes`` says what works)
     ├── AbiError          3  the llama.cpp found is not one this version is proven with
     └── EngagementError   3  ``strict``: a mechanism that was asked for did not engage
+
+The rule for files: whatever is to be read (a model, a trace, a record, a probe, a seed, an experiment, a directory of
+them) and is missing, unreadable or not what it should be is refused, 3. A place to write to that cannot be is a wrong
+word, 2, told before any work; a disk that takes no more is 3.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moestream.errors import RefusedError, UsageError
+from moestream.nearest import nearest_file
 from moestream.values import parse_json, without_controls
 
 #: Of a name's length: what is put behind or before a file's name while it is written.
@@ -25,27 +26,27 @@ def exists(path: Path) -> bool:
 
 
 def open_file(path: Path, remedy: str) -> BufferedReader:
-    """``path`` opened for reading. Raises UsageError when there is no such file, RefusedError for a directory, a pipe
-    or a device (nobody waits for a pipe's writer) and for what cannot be read; the text ends in ``remedy``."""
+    """``path`` opened for reading. Raises RefusedError when there is no such file (with the nearest name), for a
+    directory, a pipe or a device (nobody waits for a pipe's writer) and for what cannot be read; the text ends in
+    ``remedy``."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise RefusedError(f"{path} is not a regular file: {remedy}")
         return path.open("rb")
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"there is no file {path}: {remedy}") from None
+        raise RefusedError(f"there is no file {path}{nearest_file(path)}: {remedy}") from None
     except OSError as error:
         raise RefusedError(f"{path} cannot be read ({error.strerror or error}): {remedy}") from None
 
 
 def check_listable(directory: Path, remedy: str) -> None:
-    """Raises UsageError where ``directory`` is none, RefusedError where nobody may list what is in it; the text ends in
-    ``remedy``."""
+    """Raises RefusedError where ``directory`` is none or nobody may list what is in it; the text ends in ``remedy``."""
     try:
         os.scandir(directory).close()
     except FileNotFoundError:
-        raise UsageError(f"{directory}: no such directory; {remedy}") from None
+        raise RefusedError(f"{directory}: no such directory{nearest_file(directory)}; {remedy}") from None
     except NotADirectoryError:
-        raise UsageError(f"{directory} is not a directory; {remedy}") from None
+        raise RefusedError(f"{directory} is not a directory; {remedy}") from None
     except OSError as error:
         raise RefusedError(f"{directory} cannot be read ({error.strerror or error}); {remedy}") from None
 

@@ -3,7 +3,6 @@ arguments that would put experts where nothing is streamed; and what llama.cpp w
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
@@ -13,6 +12,7 @@ from moestream.box import Box, cache_directory, place_of
 from moestream.errors import BudgetError, ModelError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.model import Model
+from moestream.nearest import did_you_mean
 
 #: Arguments of the parent that would put experts where the engine cannot stream them.
 _REFUSED_ARGUMENTS = {
@@ -61,10 +61,8 @@ def ignored(arguments: dict[str, Any]) -> list[str]:
     known = set(inspect.signature(llama_cpp.Llama.__init__).parameters)
     remarks = []
     for name in sorted(arguments.keys() - known):
-        close = difflib.get_close_matches(name, sorted(known | _OWN_ARGUMENTS), n=1)
-        remarks.append(
-            f"{name} is no argument and was ignored" + (f": did you mean {close[0]}?" if close else "")
-        )
+        near = did_you_mean(name, sorted(known | _OWN_ARGUMENTS), most=1)
+        remarks.append(f"{name} is no argument and was ignored{near}")
     return remarks
 
 

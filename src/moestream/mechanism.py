@@ -6,7 +6,6 @@ Only this module parses and prints it. It knows the vocabulary and which members
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -26,6 +25,7 @@ from moestream.members import (
     WARMERS,
     Member,
 )
+from moestream.nearest import did_you_mean, nearest
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ _GRAMMAR = {
     "cow": _COPYING,
     "shared": _COPYING,
 }
+#: Families whose words need no place of their own.
+_AFTER_STORE = {name: members for name, members in FAMILIES.items() if name not in ("store", "variant")}
 _PARTS = ("reader", "policy", "predictor", "dense")
 _REASONS = {
     ("resident", "policy"): "nothing ever leaves a resident store",
@@ -159,7 +161,7 @@ class Mechanism:
             if part == "none":
                 nones += 1
                 continue
-            family = _family(part)
+            family = _family(part, store)
             if family in chosen:
                 both = f"{chosen[family]} and {part}"
                 raise MechanismError(f"mechanism {text!r} names two members for {family}: {both}")
@@ -231,8 +233,8 @@ def _joined(parts: list[str]) -> list[str]:
 
 def _grammar(store: str) -> _Grammar:
     if store not in _GRAMMAR:
-        nearest = _nearest(store, list(_GRAMMAR))
-        raise MechanismError(f"unknown store {store!r}{nearest} (known: {', '.join(_GRAMMAR)})")
+        near = did_you_mean(store, _GRAMMAR)
+        raise MechanismError(f"unknown store {store!r}{near} (known: {', '.join(_GRAMMAR)})")
     return _GRAMMAR[store]
 
 
@@ -244,7 +246,7 @@ def _canonical_variants(store: str, words: tuple[str, ...]) -> tuple[str, ...]:
             if not known:
                 raise MechanismError(f"store {store} has no variants, not {word!r} (the arena has some)")
             raise MechanismError(
-                f"unknown variant {word!r} of {store}{_nearest(word, known)} (known: {', '.join(known)})"
+                f"unknown variant {word!r} of {store}{did_you_mean(word, known)} (known: {', '.join(known)})"
             )
     chosen = []
     for group in GROUPS[store]:
@@ -255,38 +257,43 @@ def _canonical_variants(store: str, words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _family(part: str) -> str:
+def _family(part: str, store: str) -> str:
     name = part.partition(":")[0]
-    for family, members in FAMILIES.items():
-        if family not in ("store", "variant") and name in members:
+    for family, members in _AFTER_STORE.items():
+        if name in members:
             return family
-    words = [
-        word for family, members in FAMILIES.items() if family not in ("store", "variant") for word in members
-    ]
     if name in STORES:
         raise MechanismError(f"a mechanism names its store once and first, not again as {part!r}")
     if name in ELSEWHERE:
         raise MechanismError(ELSEWHERE[name])
     if name in VARIANTS:
         raise MechanismError(f"{part!r} is a variant of a store: it follows the store after a slash")
-    nearest = _nearest(name, words)
-    raise MechanismError(
-        f"unknown part {part!r} of a mechanism{nearest} (known: {', '.join(dict.fromkeys(words))})"
-    )
+    raise MechanismError(f"unknown part {part!r} of a mechanism{_meant(name, _GRAMMAR[store], store)}")
+
+
+def _meant(name: str, grammar: _Grammar, store: str) -> str:
+    """What an unknown word may have meant, and all there is of its kind; for one like none, where all kinds are."""
+    taken = {
+        "reader": grammar.readers,
+        "policy": grammar.policies,
+        "predictor": grammar.predictors,
+        "dense": grammar.dense,
+        "background": BACKGROUND,
+    }
+    near = nearest(name, [word for members in taken.values() for word in members], most=1)
+    if not near:
+        return " (`moestream mechanisms` lists readers, policies, predictors and the rest)"
+    family, members = next(kind for kind in taken.items() if near[0] in kind[1])
+    return f"{did_you_mean(name, members)} ({family} of {store}: {', '.join(members)})"
 
 
 def _refusal(store: str, family: str, part: str, members: dict[str, Member]) -> str:
     name = part.partition(":")[0]
     known = ", ".join(members)
     if name not in FAMILIES[family]:
-        return f"unknown {family} {part!r}{_nearest(name, list(members))} (store {store} takes: {known})"
+        return f"unknown {family} {part!r}{did_you_mean(name, members)} (store {store} takes: {known})"
     reason = _REASONS.get((store, family), "that reader belongs to another store")
     return f"store {store} cannot have {family} {part!r}: {reason} (it takes: {known})"
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    return f": did you mean {' or '.join(close)}?" if close else ""
 
 
 def _escaped(part: str) -> str:

@@ -140,7 +140,7 @@ def test_wrong_words_are_refused_before_anything_is_made(model: Path, tmp_path: 
         (("--resume", "--force"), 2, "say one of the two"),
         (("--mechanisms", "aren"), 3, "did you mean arena"),
         (("--ctx", "64"), 3, "say --ctx"),
-        (("--prompts", str(tmp_path / "absent")), 2, "there is no file"),
+        (("--prompts", str(tmp_path / "absent")), 3, "there is no file"),
         (("--ram", "1MB"), 3, "the smallest cap that works"),
     ):
         done = run(model, out, *words)

@@ -131,7 +131,7 @@ def test_what_is_no_file_is_no_probe_and_no_seed(
 @pytest.mark.parametrize(
     "words, code, complaint",
     [
-        (["analyze", "none.parquet"], 2, "there is no file none.parquet"),
+        (["analyze", "none.parquet"], 3, "there is no file none.parquet"),
         (["analyze", "model.gguf"], 3, "model.gguf is not a trace"),
         (["analyze", "demo.parquet", "--budget", "0"], 2, "budget '0'"),
         (["analyze", "demo.parquet", "--budget", "-5%"], 2, "budget '-5%'"),

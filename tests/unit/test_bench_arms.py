@@ -168,7 +168,7 @@ def test_files_that_are_no_prompts(tmp_path: Path, name: str, text: bytes, says:
     path.write_bytes(text)
     with pytest.raises(RefusedError, match=says):
         read_prompts(path)
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(RefusedError, match="there is no file"):
         read_prompts(tmp_path / "absent")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RefusedError, match="is not a regular file"):

@@ -115,7 +115,7 @@ def test_what_cannot_be_run_is_named(
     assert text.count(old) == 1
     path = tmp_path / "my.toml"
     path.write_text(text.replace(old, new))
-    assert lab_run(str(path)) == 2
+    assert lab_run(str(path)) == 3
     told = capfd.readouterr().err.strip()
     assert f"{path}: " in told
     assert said in told
@@ -124,7 +124,7 @@ def test_what_cannot_be_run_is_named(
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
-    assert lab_run(str(tmp_path / "pipe.toml")) == 2
+    assert lab_run(str(tmp_path / "pipe.toml")) == 3
     assert "pipe.toml is not a regular file" in capfd.readouterr().err
 
 

@@ -124,11 +124,11 @@ def test_a_file_of_ones_own_is_run_and_its_directory_says_which_it_was(
         ((MINE, ""), "found is missing or no text"),
     ],
 )
-def test_a_wrong_file_of_ones_own_is_one_line_and_code_2(
+def test_a_wrong_file_of_ones_own_is_one_line_and_code_3(
     here: Path, capfd: pytest.CaptureFixture[str], change: tuple[str, str], said: str
 ) -> None:
     (here / "my.toml").write_text(MINE.replace(*change, 1))
-    assert typed("run", "my.toml") == 2
+    assert typed("run", "my.toml") == 3
     told = capfd.readouterr().err.strip()
     assert "my.toml: " in told and said in told and "\n" not in told
     assert [path.name for path in here.iterdir()] == ["my.toml"]
@@ -136,9 +136,9 @@ def test_a_wrong_file_of_ones_own_is_one_line_and_code_2(
 
 def test_a_file_that_is_not_there_is_named(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "folder.toml").mkdir()
-    assert typed("run", "no.toml") == 2
+    assert typed("run", "no.toml") == 3
     assert "there is no file no.toml: name one of your own, FILE.toml" in capfd.readouterr().err
-    assert typed("run", "folder.toml") == 2
+    assert typed("run", "folder.toml") == 3
     assert "folder.toml is not a regular file" in capfd.readouterr().err
 
 

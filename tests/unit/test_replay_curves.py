@@ -320,7 +320,7 @@ def test_wrong_rates_are_told(disk: str | None, compute: str | None, complaint: 
 @pytest.mark.parametrize(
     ("text", "error", "complaint"),
     [
-        (None, UsageError, "there is no file"),
+        (None, RefusedError, "there is no file"),
         ("{", RefusedError, "not JSON"),
         ("[]", RefusedError, "not an object"),
         ('{"disk_bytes_per_s": "2GB"}', RefusedError, 'is "2GB", not a number'),

@@ -122,14 +122,14 @@ def test_a_directory_named_twice_is_one(tmp_path: Path, capfd: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["nowhere"], 2, "no such directory"),
+        (["nowhere"], 3, "no such directory"),
         (["empty"], 3, "holds no runs.jsonl: `moestream bench"),
         (["mine", "--html", "mine"], 2, "that is a directory"),
         (["mine", "--html", "mine/runs.jsonl"], 2, "the name of measurements"),
         (["mine", "--json", "mine/verdict.json"], 2, "the name of measurements"),
         (["mine", "--json", "-", "--markdown", "-"], 2, "stdout is for one of the two"),
         (["mine", "--html", "no/such/place.html"], 2, "there is no directory"),
-        (["mine", "--html", "out.html", "--probe", "no.json"], 2, "there is no file no.json"),
+        (["mine", "--html", "out.html", "--probe", "no.json"], 3, "there is no file no.json"),
     ],
 )
 def test_refusals_are_one_line_and_write_nothing(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moestream.errors import RefusedError, UsageError
+from moestream.errors import RefusedError
 from moestream.reports import read_results
 from moestream.reports.records import BoxName, box_names
 from report_records import BOX, OTHER_BOX, a_bench, failed, run, save
@@ -110,7 +110,7 @@ def test_figures_that_are_no_numbers_are_refused_by_name(tmp_path: Path, name: s
 
 
 def test_directories_that_hold_nothing_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such directory"):
+    with pytest.raises(RefusedError, match="no such directory"):
         read_results(tmp_path / "nowhere")
     with pytest.raises(RefusedError, match="moestream bench"):
         read_results(tmp_path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from moestream import seeds
-from moestream.errors import RefusedError, UsageError
+from moestream.errors import RefusedError
 from moestream.seeds import Fit, Linear
 from replay_traces import build, meta
 from trace_files import save_trace
@@ -180,7 +180,7 @@ def test_other_archives_and_files_are_no_fit(tmp_path: Path) -> None:
     text.write_bytes(b"GGUF")
     with pytest.raises(RefusedError, match="is not a fit file: make one with `moestream fit"):
         seeds.load_ridge(text, IDENTITY)
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(RefusedError, match="there is no file"):
         seeds.load_ridge(tmp_path / "missing.npz", IDENTITY)
     pickled = tmp_path / "pickled.npz"
     with pickled.open("wb") as file:
@@ -231,7 +231,7 @@ def test_a_trace_is_no_fit_and_a_fit_no_trace(trace_file: Path, tmp_path: Path) 
         seeds.load_ridge(trace_file, IDENTITY)
     with pytest.raises(RefusedError, match="is not a trace"):
         seeds.load_oracle(save(tmp_path / "a.npz", small_fit()), IDENTITY)
-    with pytest.raises(UsageError, match="there is no file"):
+    with pytest.raises(RefusedError, match="there is no file"):
         seeds.load_priorities(tmp_path / "missing.parquet", IDENTITY)
 
 

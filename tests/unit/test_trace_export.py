@@ -135,8 +135,8 @@ def test_recover(tmp_path: Path) -> None:
     assert "cut short: read its first 32 steps" in done.stderr
     done = trace("recover", tmp_path / "t.parquet")
     assert done.stdout == f"{tmp_path / 't.parquet'}: 32 steps recovered\n"
-    refused(trace("recover", tmp_path / "t.parquet"), 2, "nothing to recover")
-    refused(trace("recover", tmp_path / "u.parquet"), 2, "nothing to recover")
+    refused(trace("recover", tmp_path / "t.parquet"), 3, "nothing to recover")
+    refused(trace("recover", tmp_path / "u.parquet"), 3, "nothing to recover")
 
 
 def test_an_empty_trace(tmp_path: Path) -> None:
@@ -151,4 +151,4 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(64))
     for words in (("show",), ("export", "--csv", tmp_path / "o.csv")):
         refused(trace(*words, tmp_path / "m.gguf"), 3, "is not a trace")
-        refused(trace(*words, tmp_path / "no.parquet"), 2, "there is no file")
+        refused(trace(*words, tmp_path / "no.parquet"), 3, "there is no file")

@@ -216,7 +216,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         assert str(path) in str(error.value)
         assert "\n" not in str(error.value)
 
-    refused("there is no file", UsageError)
+    refused("there is no file")
     record(path, three_steps())
     whole = path.read_bytes()
     for size in (4, 100, len(whole) // 2, len(whole) - 1):

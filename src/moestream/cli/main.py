@@ -7,7 +7,6 @@ once.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import importlib
 import io
@@ -22,6 +21,7 @@ from typer.core import TyperGroup
 from moestream.cli.start import INTERRUPTED
 from moestream.errors import MoestreamError, RefusedError, UsageError
 from moestream.files import lack_of_room
+from moestream.nearest import did_you_mean
 
 #: Each command, a function (or a group of commands) of that name in a module of that name, and its line in the help.
 COMMANDS = {
@@ -78,9 +78,8 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
-            close = difflib.get_close_matches(cmd_name, COMMANDS, n=2)
-            nearest = f": did you mean {' or '.join(close)}?" if close else ""
-            raise UsageError(f"no command {cmd_name!r}{nearest} (there are: {', '.join(COMMANDS)})")
+            near = did_you_mean(cmd_name, COMMANDS, most=2)
+            raise UsageError(f"no command {cmd_name!r}{near} (there are: {', '.join(COMMANDS)})")
         function = cmd_name.replace("-", "_")
         module = importlib.import_module(f"moestream.cli.{function}")
         found = getattr(module, function)

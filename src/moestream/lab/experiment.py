@@ -6,7 +6,6 @@ checks them and runs nothing; a key it does not know is refused by name.
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from dataclasses import dataclass, field, fields, replace
@@ -21,6 +20,7 @@ from moestream.lab.bench_arms import PROMPTS, STOCK
 from moestream.lab.experiment_bounds import GROUPS, MOST_TIMES, check_key, check_number, check_text, shown
 from moestream.lab.experiment_figures import FIGURES
 from moestream.mechanism import Mechanism
+from moestream.nearest import did_you_mean
 from moestream.units import parse_size
 
 if TYPE_CHECKING:
@@ -177,21 +177,20 @@ def experiments() -> dict[str, Experiment]:
 
 def find(name: str) -> Experiment:
     """The experiment of that name, or of the user's own file where it ends in ``.toml``. UsageError with the nearest
-    names, or what is wrong with the file."""
+    names, RefusedError with what is wrong with the file."""
     if name.endswith(_OWN):
         return replace(load(Path(name), Path(name).stem), file=name)
     known = experiments()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        nearest = f": did you mean {' or '.join(close)}?" if close else ""
         raise UsageError(
-            f"no experiment {name!r}{nearest} (moestream lab list has them all; one of your own: FILE{_OWN})"
+            f"no experiment {name!r}{did_you_mean(name, known)} (moestream lab list has them all; one of your own: "
+            f"FILE{_OWN})"
         )
     return known[name]
 
 
 def load(path: Path | Traversable, name: str) -> Experiment:
-    """Read one file. UsageError names the file and the key, arm or claim that is wrong."""
+    """Read one file. RefusedError names the file and the key, arm or claim that is wrong."""
     try:
         text = (
             read_bytes(path, f"name one of your own, FILE{_OWN}")
@@ -199,17 +198,15 @@ def load(path: Path | Traversable, name: str) -> Experiment:
             else path.read_bytes()
         )
         document = tomllib.loads(text.decode("utf-8"))
-    except RefusedError as error:
-        raise UsageError(str(error)) from None
     except RecursionError:
-        raise UsageError(f"{path}: not a TOML file that can be read: it is nested too deeply") from None
+        raise RefusedError(f"{path}: not a TOML file that can be read: it is nested too deeply") from None
     except ValueError as error:
         # Beside what the reader itself says: no UTF-8, and whole numbers of thousands of digits.
-        raise UsageError(f"{path}: not a TOML file that can be read: {error}") from None
+        raise RefusedError(f"{path}: not a TOML file that can be read: {error}") from None
     try:
         return parse(document, name)
     except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise RefusedError(f"{path}: {error}") from None
 
 
 def parse(document: dict[str, Any], name: str) -> Experiment:
@@ -274,9 +271,8 @@ def _folder() -> Traversable:
 def _only(table: dict[str, Any], known: set[str], where: str) -> None:
     for key in table:
         if key not in known:
-            close = difflib.get_close_matches(key, sorted(known), n=1)
-            nearest = f": did you mean {close[0]}?" if close else f" (known: {', '.join(sorted(known))})"
-            raise UsageError(f"unknown key {key!r} in {where}{nearest}")
+            near = did_you_mean(key, sorted(known), most=1) or f" (known: {', '.join(sorted(known))})"
+            raise UsageError(f"unknown key {key!r} in {where}{near}")
 
 
 def _frozen(table: dict[str, Any]) -> dict[str, Any]:

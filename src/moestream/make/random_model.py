@@ -25,8 +25,8 @@ from moestream.make.shapes import (
     llama_name,
     model_keys,
     model_tensors,
-    nearest,
     parse_shape,
+    unknown,
 )
 from moestream.make.tokenizer import add_tokenizer
 
@@ -79,12 +79,12 @@ def _gets_better(name: str, layers: int) -> bool:
 
 
 def parse_quant(text: str) -> Recipe:
-    """The recipe of a name of ``QUANTS`` or ``MIXTURES``. Raises UsageError with the nearest names."""
+    """The recipe of a name of ``QUANTS`` or ``MIXTURES``. Raises UsageError with the unknown names."""
     name = text.upper()
     if name == "Q4_K_M":
         return Recipe(named("Q4_K"), named("Q4_K"), named("Q6_K"))
     if name not in QUANTS:
-        raise UsageError(f"unknown quantisation {text!r}: {nearest(name, (*QUANTS, *MIXTURES))}")
+        raise unknown(f"quantisation {text!r}", name, (*QUANTS, *MIXTURES))
     kind = named(name)
     # Files in the 4-bit float types keep everything but the experts in eight bits.
     return Recipe(kind, named("Q8_0") if name in ("MXFP4", "NVFP4") else kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
@@ -10,6 +9,7 @@ from moestream.errors import UsageError
 from moestream.make.architecture import Architecture, KeyValue, PerLayer
 from moestream.make.asked import ASKED
 from moestream.make.written import WRITTEN
+from moestream.nearest import did_you_mean
 
 #: Every architecture ``make-model`` knows.
 ARCHITECTURES: dict[str, Architecture] = {**WRITTEN, **ASKED}
@@ -101,7 +101,7 @@ SHAPES: dict[str, Shape] = {
 def find_architecture(name: str) -> Architecture:
     """Raises UsageError with the nearest names for one that is not in the table."""
     if name not in ARCHITECTURES:
-        raise UsageError(f"unknown architecture {name!r}: {nearest(name, ARCHITECTURES)}")
+        raise unknown(f"architecture {name!r}", name, ARCHITECTURES)
     return ARCHITECTURES[name]
 
 
@@ -115,10 +115,10 @@ def parse_shape(arch: str, text: str) -> Shape:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals and position == 0:
             if key not in SHAPES:
-                raise UsageError(f"unknown shape {key!r}: {nearest(key, SHAPES)}, or key=value pairs")
+                raise unknown(f"shape {key!r}", key, SHAPES, ", or key=value pairs")
             shape = tiny if key == "tiny" else SHAPES[key]
         elif key not in known:
-            raise UsageError(f"unknown key {key!r} in shape {text!r}: {nearest(key, known)}")
+            raise unknown(f"key {key!r} in shape {text!r}", key, known)
         elif not value.isdecimal():
             raise UsageError(f"shape {text!r}: {key} must be a whole number, not {value!r}")
         else:
@@ -197,7 +197,7 @@ def _tensor(line: str, shape: Shape) -> tuple[str, tuple[int, ...]]:
     return name + suffix, tuple(getattr(shape, extent) for extent in extents.split(","))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error's sentence: the names of ``known`` that ``word`` may have meant, or all of them."""
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.4)
-    return "did you mean " + " or ".join(near) if near else "known are " + ", ".join(sorted(known))
+def unknown(what: str, word: str, known: Iterable[str], more: str = "") -> UsageError:
+    """The error for a ``word`` that is none of ``known``: those it may have meant, or all of them."""
+    near = did_you_mean(word, known) or f" (known: {', '.join(sorted(known))}{more})"
+    return UsageError(f"unknown {what}{near}")

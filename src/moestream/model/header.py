@@ -16,6 +16,8 @@ from typing import BinaryIO
 
 from moestream.errors import ModelError
 from moestream.files import advise
+from moestream.model.locate import DEMO
+from moestream.nearest import nearest_file
 
 # Real models have some 50 keys, at most 50,000 tensors (one an expert), 300,000 tokens and 30 MB of header: room above
 # that, but none for a count that is really eight bytes of something else, or whose walk would take seconds.
@@ -119,7 +121,7 @@ def check_file(path: Path) -> None:
             _check_kind(path, size, file.read(512))
             _walk(path, _Cursor(file, size), size)
     except FileNotFoundError:
-        raise ModelError(f"{path}: no such file") from None
+        raise ModelError(f"{path}: no such file{nearest_file(path, [DEMO])}") from None
     except PermissionError:
         raise ModelError(f"{path}: permission denied; the file must be readable by this user") from None
     except OSError as error:

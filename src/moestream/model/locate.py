@@ -6,6 +6,7 @@ from pathlib import Path
 
 from moestream.errors import ModelError
 
+#: The word for the demo model.
 DEMO = "demo"
 
 

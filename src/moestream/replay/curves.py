@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from moestream.errors import BudgetError, MechanismError, RefusedError, UsageErr
 from moestream.geometry import Geometry, split_budget
 from moestream.mechanism import Mechanism
 from moestream.members import POLICIES
+from moestream.nearest import did_you_mean
 from moestream.replay.run import BELADY, Recording, Replayed, replay
 from moestream.replay.speed import Rates, Speed, expected
 from moestream.units import format_bytes, parse_size
@@ -58,9 +58,7 @@ def _policy(word: str, load: Callable[[str], NDArray[np.float64]]) -> Policy:
         return Policy(word)
     if name not in POLICIES:
         known = [*POLICIES, BELADY]
-        close = difflib.get_close_matches(name, known, n=2)
-        nearest = f": did you mean {' or '.join(close)}?" if close else ""
-        raise UsageError(f"no policy {word!r}{nearest} (known: {', '.join(known)}, all)")
+        raise UsageError(f"no policy {word!r}{did_you_mean(name, known)} (known: {', '.join(known)}, all)")
     if word == "pinned":
         return Policy(word, first_half_counts)
     try:

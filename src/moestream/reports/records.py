@@ -126,8 +126,8 @@ class Results:
 def read_results(directory: Path) -> Results:
     """The records of ``directory/runs.jsonl``, each with every key of schema 1.
 
-    A last line without its end is of a run that was killed and is left out, with a note. Raises UsageError where there
-    is no such directory, RefusedError where it holds no records, a line that is none, or a newer schema."""
+    A last line without its end is of a run that was killed and is left out, with a note. Raises RefusedError where
+    there is no such directory, or it holds no records, a line that is none, or a newer schema."""
     check_listable(directory, f"name one that a bench wrote (it holds {RUNS})")
     path = directory / RUNS
     if not exists(path):

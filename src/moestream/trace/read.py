@@ -35,8 +35,8 @@ def say_to_stderr(text: str) -> None:
 def read_trace(path: str | Path, say: Callable[[str], None] = say_to_stderr) -> Trace:
     """A trace file as a value. ``say`` is told in one line when the file is not a finished one.
 
-    Where only ``path.partial`` is there, or is named itself, it is read up to its last whole batch. Raises UsageError
-    when there is neither, RefusedError for what is no trace, a damaged or truncated one and a newer schema.
+    Where only ``path.partial`` is there, or is named itself, it is read up to its last whole batch. Raises
+    RefusedError when there is neither, for what is no trace, a damaged or truncated one and a newer schema.
     """
     asked = Path(path)
     partial = partial_of(asked)

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from moestream.errors import RefusedError, UsageError
 from moestream.files import check_directory, exists, lack_of_room, open_file
+from moestream.nearest import nearest_file
 from moestream.stats import Step
 from moestream.trace.meta import complete_meta, parse_meta
 from moestream.trace.read import STREAM_MAGIC, is_trace, partial_of, partial_stream, whole_batches
@@ -288,16 +289,16 @@ def _groups(batches: Iterator[Any]) -> Iterator[list[Any]]:
 
 
 def recover(path: Path) -> int:
-    """Finish the trace a process that died has left beside ``path``. The steps it holds. Raises UsageError when there
-    is none or its process lives, RefusedError when nothing can be read of it or the disk does not take it."""
+    """Finish the trace a process that died has left beside ``path``. The steps it holds. Raises UsageError
+    while its process lives, RefusedError when there is none, nothing can be read of it or the disk does not take it."""
     target = path.resolve()
     if target.name.endswith(".partial"):
         target = target.with_name(target.name.removesuffix(".partial"))
     partial = partial_of(target)
     if not exists(partial):
         if exists(target) and is_trace(target):
-            raise UsageError(f"{path} is whole: there is nothing to recover")
-        raise UsageError(f"there is no {partial}: nothing to recover")
+            raise RefusedError(f"{path} is whole: there is nothing to recover")
+        raise RefusedError(f"there is no file {partial}{nearest_file(partial)}: nothing to recover")
     check_target(target)
     try:
         with _open_partial(target) as file:
