@@ -70,3 +70,11 @@ def run_child(
     command = [*prefix, *child_command(path, ram, mechanism, **question)]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
     return child_result(done)
+
+
+def python(program: str, *words: object, prefix: tuple[str, ...] = ()) -> str:
+    """What a program in a fresh process prints."""
+    command = [*prefix, sys.executable, "-c", program, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +15,7 @@ import pytest
 
 import moestream
 from answers import CONTEXT, answer, prompt_tokens
-from children import child_command, child_result, refusing, run_child
-from conftest import load, same_answer, smallest_cap
+from conftest import load, same_answer
 from ggufs import write_split
 
 ARENAS = (
@@ -29,10 +25,6 @@ ARENAS = (
     "arena+sync+none",
     "arena/buffered",
 )
-#: io_uring_setup has one number everywhere; madvise and fadvise64 have not.
-NO_IO_URING = refusing([425], errno.EPERM)
-_ADVICE = {"x86_64": [28, 221], "aarch64": [233, 223]}.get(platform.machine(), [])
-NO_ADVICE = refusing(_ADVICE, errno.EINVAL)
 
 
 @pytest.fixture
@@ -201,230 +193,6 @@ def test_changed_between_header_and_load(copy: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(moestream.Llama, "_load_parent", truncate_then_load)
     with pytest.raises(moestream.RefusedError, match="has changed since its header was read"):
         moestream.Llama(copy, mechanism="arena", n_ctx=CONTEXT)
-
-
-@pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "arena+sync+none", "resident", "mapped+fault"])
-def test_cancel_within_a_prompt(mechanism: str, tiny, stock) -> None:
-    with load(tiny("olmoe"), mechanism, n_batch=1) as llama:
-        decode, seen, cancelled = llama._ctx.decode, threading.Event(), threading.Event()
-        steps = 0
-
-        def count(batch: object) -> None:
-            nonlocal steps
-            steps += 1
-            if steps == 20:
-                seen.set()
-                assert cancelled.wait(30)
-            decode(batch)
-
-        def cancel() -> None:
-            assert seen.wait(30)
-            llama.cancel()
-            cancelled.set()
-
-        thread = threading.Thread(target=cancel)
-        thread.start()
-        llama._ctx.decode = count
-        with pytest.raises(moestream.Cancelled):
-            llama.eval(long_prompt(llama))
-        thread.join()
-        llama._ctx.decode = decode
-        assert steps == 20  # the step that was about to run is the last
-        same_answer(llama, stock, 7)
-
-
-def test_cancel_while_generating(tiny) -> None:
-    with load(tiny("olmoe"), "arena") as llama:
-        expected = llama.create_completion("ab", max_tokens=20, temperature=0)["choices"][0]["text"]
-        llama.reset()
-        text = ""
-        with pytest.raises(moestream.Cancelled):
-            for number, part in enumerate(
-                llama.create_completion("ab", max_tokens=20, temperature=0, stream=True)
-            ):
-                text += part["choices"][0]["text"]
-                if number == 1:
-                    thread = threading.Thread(target=llama.cancel)
-                    thread.start()
-                    thread.join()
-        assert text and expected.startswith(text) and len(text) < len(expected)
-        llama.reset()
-        again = llama.create_completion("ab", max_tokens=20, temperature=0)["choices"][0]["text"]
-        assert again == expected
-
-
-def test_cancel_from_within_the_wait_for_a_disk(tiny) -> None:
-    """Without a hand in the decoding thread: the prompt is long, the other cancels as soon as it runs."""
-    with load(tiny("olmoe"), "arena+uring:1+none", n_batch=1) as llama:
-        done = threading.Event()
-
-        def cancel_when_running() -> None:
-            while llama._engine.counters["routes"] < 50 and not done.is_set():
-                done.wait(0.001)
-            llama.cancel()
-
-        thread = threading.Thread(target=cancel_when_running)
-        thread.start()
-        with pytest.raises(moestream.Cancelled):
-            for _ in range(50):
-                answer(llama, prompt_tokens(300, llama.n_vocab()), 1)
-        done.set()
-        thread.join()
-
-
-def unprivileged_mlock() -> tuple[str, ...]:
-    return ("setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "--")
-
-
-def test_mlock_limited(tiny) -> None:
-    if os.geteuid() == 0 and shutil.which("setpriv") is None:
-        pytest.skip("root without setpriv: the limit does not bind")
-    path = tiny("olmoe")
-    first = f"import resource; resource.setrlimit(resource.RLIMIT_MEMLOCK, ({1 << 16}, {1 << 16}))"
-    for mechanism in ("arena+uring:24+lru+mlock", "mapped+willneed+mlock", "resident+mlock"):
-        prefix = unprivileged_mlock() if os.geteuid() == 0 else ()
-        result = run_child(path, "1GiB", mechanism, prefix, first=first)
-        assert any("mlock" in line and "ulimit -l" in line for line in result["fallbacks"]), result
-        assert result["digests"] == run_child(path, "1GiB", mechanism)["digests"]
-        refused = run_child(path, "1GiB", mechanism, prefix, first=first, strict=True)
-        assert refused["error"] == "EngagementError"
-        assert "mlock" in refused["text"]
-
-
-@pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "resident"])
-def test_io_uring_refused(mechanism: str, tiny) -> None:
-    path = tiny("olmoe")
-    result = run_child(path, "1GiB", mechanism, first=NO_IO_URING)
-    assert any("io_uring is refused" in line and "threads:4" in line for line in result["fallbacks"]), result
-    assert "threads:4" in result["mechanism"]
-    assert result["digests"] == run_child(path, "1GiB", mechanism)["digests"]
-    refused = run_child(path, "1GiB", mechanism, first=NO_IO_URING, strict=True)
-    assert refused["error"] == "EngagementError"
-    assert "io_uring is refused" in refused["text"]
-
-
-@pytest.mark.skipif(not _ADVICE, reason="the numbers of madvise and fadvise64 are not known here")
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        "arena/buffered",
-        "mapped+willneed+mlock",
-        "mapped+fault+mlock",
-        "mapped/random+fault",
-        "mapped/random+tiered",
-        "mapped+pread+dontneed:0",
-    ],
-)
-def test_advice_that_is_promised_and_refused_refuses_the_load(mechanism: str, tiny) -> None:
-    result = run_child(tiny("olmoe"), "1GiB", mechanism, first=NO_ADVICE)
-    assert result["error"] in ("RefusedError", "EngagementError")
-    assert "Invalid argument" in result["text"]
-    assert "\n" not in result["text"]
-
-
-@pytest.mark.skipif(not _ADVICE, reason="the numbers of madvise and fadvise64 are not known here")
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        "mapped+willneed",
-        "mapped+fadvise",
-        "mapped+pread+willneed",
-        "mapped+willneed+background:1",
-    ],
-)
-def test_advice_that_fails_while_it_runs_ends_the_labs_run(mechanism: str, tiny, tmp_path: Path) -> None:
-    document = tmp_path / "document.json"
-    module = "import runpy; runpy.run_module('moestream.lab.worker', run_name='__main__', alter_sys=True)"
-    words = ["-p", "ab", "-n", "6", "--ctx", "128", "--ram", "1GiB", "--mechanism", mechanism]
-    done = subprocess.run(
-        [sys.executable, "-c", NO_ADVICE + module, str(tiny("olmoe")), *words, "--json", str(document)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 4, done.stderr
-    assert "Invalid argument" in done.stderr.splitlines()[-1]
-    assert not document.exists()
-
-
-@pytest.mark.skipif(not _ADVICE, reason="the numbers of madvise and fadvise64 are not known here")
-def test_a_mechanism_that_promises_no_advice_needs_none(tiny) -> None:
-    result = run_child(tiny("olmoe"), "1GiB", "mapped+fault", first=NO_ADVICE)
-    assert result["fallbacks"] == []
-    assert result["digests"] == run_child(tiny("olmoe"), "1GiB", "mapped+fault")["digests"]
-
-
-@pytest.mark.skipif(not _ADVICE, reason="the numbers of madvise and fadvise64 are not known here")
-@pytest.mark.parametrize("tokens", [0, 200])
-def test_pages_that_cannot_be_given_back_are_an_error(tokens: int, tiny) -> None:
-    """Of experts that leave, or (nothing was computed yet) of frames that no expert has had."""
-    program = f"""
-import moestream
-from moestream.geometry import slab_geometry
-llama = moestream.Llama({str(tiny("olmoe"))!r}, ram="1GiB", mechanism="arena", n_ctx={CONTEXT}, n_batch=1)
-if {tokens}:
-    llama.eval(list(range(1, {tokens})))
-llama.governor.close()
-{NO_ADVICE}
-for call in (lambda: llama._engine.resize(slab_geometry(llama.model_info).smallest(1)), lambda: llama.eval([1])):
-    try:
-        call()
-    except Exception as error:
-        print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("dropping an expert's pages: Invalid argument") == 2, done.stdout
-
-
-def test_direct_refused(tiny, tmp_path: Path) -> None:
-    """ramfs has no O_DIRECT; mounted for one child alone."""
-    mount = f"mount -t ramfs none {tmp_path} 2>/dev/null || exit 77; cp {tiny('olmoe')} {tmp_path}/m.gguf; "
-    path = tmp_path / "m.gguf"
-
-    def run(mechanism: str, strict: bool) -> dict[str, object]:
-        command = child_command(path, "1GiB", mechanism, strict=strict)
-        done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", mount + 'exec "$@"', "sh", *command],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode in (1, 77) and not done.stdout:
-            pytest.skip(f"no mount of our own can be had: {done.stderr.strip()}")
-        return child_result(done)
-
-    if shutil.which("unshare") is None:
-        pytest.skip("no unshare")
-    for mechanism in ("arena+uring:24+lru", "arena+threads:2+lru", "resident"):
-        result = run(mechanism, strict=False)
-        assert any("O_DIRECT is refused" in line for line in result["fallbacks"]), result
-        assert result["digests"] == run_child(tiny("olmoe"), "1GiB", mechanism)["digests"]
-        assert run(mechanism, strict=True)["error"] == "EngagementError"
-    assert "error" not in run("arena/buffered", strict=True)
-
-
-def test_strict_takes_what_engages(tiny) -> None:
-    path = tiny("olmoe")
-    cap = smallest_cap(path, "arena") + (200 << 20)
-    with moestream.Llama(path, ram=cap, mechanism="arena+threads:2+lru", strict=True, n_ctx=CONTEXT) as llama:
-        assert llama.fallbacks == []
-
-
-@pytest.mark.parametrize("mechanism", ["arena+uring:24+lru", "arena+threads:2", "mapped+willneed"])
-def test_load_interrupted(mechanism: str, tiny, stock) -> None:
-    """An exception from the progress callback stops the load and leaves nothing behind."""
-    path = tiny("olmoe")
-    before = len(list(Path("/proc/self/fd").iterdir()))
-
-    def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        load(path, "resident" if mechanism.startswith("mapped") else mechanism, on_progress=stop)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
-    with load(path, mechanism) as llama:
-        same_answer(llama, stock, 7)
 
 
 def test_too_many_files_open(tiny) -> None:

@@ -1,4 +1,4 @@
-"""What a machine or a container lets a process have, for real: affinity, quota, locks, address space, system calls.
+"""What a machine or a container lets a process have, for real: affinity, quota, locks, address space, files.
 
 Each in a process of its own; what this machine lacks is skipped with the reason. Trees that stand for other machines
 are in tests/unit/test_box_limits.py.
@@ -6,10 +6,8 @@ are in tests/unit/test_box_limits.py.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import platform
 import re
 import resource
 import secrets
@@ -17,17 +15,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from children import refusing, run_child
-from conftest import evicted, load, same_answer, told_otherwise
+from children import python
 from ggufs import write_split
-from moestream import _core
 from moestream.box import Box, Cage
 from moestream.box.cgroup import groups
 
@@ -43,14 +37,6 @@ def run(
         command, capture_output=True, text=True, timeout=120, preexec_fn=before, check=False
     )
     return done.returncode, done.stdout, done.stderr
-
-
-def python(program: str, *words: object, prefix: tuple[str, ...] = ()) -> str:
-    """What a program in a fresh process prints."""
-    command = [*prefix, sys.executable, "-c", program, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 # -- processors --
@@ -297,145 +283,3 @@ def test_plan_tells_of_a_lock_before_the_load(tiny) -> None:
     assert code == 0, errors
     assert "lock: 8.19 kB of " in out
     assert "--ulimit memlock=" in out
-
-
-# -- system calls that an old kernel lacks or a sandbox forbids --
-
-_MREMAP, _MINCORE, _MADVISE = {"x86_64": (25, 27, 28), "aarch64": (216, 232, 233)}.get(
-    platform.machine(), (0, 0, 0)
-)
-_KNOWN = pytest.mark.skipif(not _MREMAP, reason="the numbers of system calls are not known here")
-#: MREMAP_DONTUNMAP in mremap's flags, as a kernel before 5.7 answers it.
-NO_DONTUNMAP = refusing([(_MREMAP, 3, 4)], errno.EINVAL)
-_IO_URING, _CACHESTAT, _POPULATE = 425, 451, 23
-
-
-@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
-def test_io_uring_is_replaced_and_that_is_said_once(error: int, tiny) -> None:
-    """ENOSYS: a kernel without it; EPERM: a container's filter, or kernel.io_uring_disabled."""
-    result = run_child(tiny("olmoe"), "1GiB", "arena+uring:8", first=refusing([_IO_URING], error))
-    (line,) = result["fallbacks"]
-    assert f"io_uring is refused (io_uring_setup: {os.strerror(error)})" in line
-    assert line.endswith("threads:4 instead of uring:8")
-    assert "+threads:4+" in result["mechanism"]
-
-
-@_KNOWN
-@pytest.mark.parametrize("mechanism", ["arena", "arena/align2m+threads:2+lru", "arena+sync+lru+gate:1"])
-def test_without_dontunmap_pages_are_had_anew(mechanism: str, tiny) -> None:
-    path = tiny("olmoe")
-    result = run_child(path, "1GiB", mechanism, first=NO_DONTUNMAP)
-    (line,) = result["fallbacks"]
-    assert line.startswith(
-        "mremap(MREMAP_DONTUNMAP) is refused (Invalid argument): Linux 5.7 or newer has it"
-    )
-    assert result["mechanism"].startswith("arena/fresh")
-    assert result["digests"] == run_child(path, "1GiB", mechanism)["digests"]
-    refused = run_child(path, "1GiB", mechanism, first=NO_DONTUNMAP, strict=True)
-    assert refused["error"] == "EngagementError"
-    assert "Linux 5.7" in refused["text"]
-    assert "\n" not in refused["text"]
-
-
-@_KNOWN
-@pytest.mark.parametrize(
-    ("mechanism", "call", "error", "said"),
-    [
-        ("mapped+hybrid:cachestat", _CACHESTAT, errno.ENOSYS, "cachestat is refused on"),
-        ("mapped+hybrid:mincore", _MINCORE, errno.EPERM, "mincore is refused (Operation not permitted)"),
-        ("arena/populate+lru", (_MADVISE, 2, _POPULATE), errno.EINVAL, "MADV_POPULATE_WRITE is refused"),
-    ],
-)
-def test_what_a_member_needs_is_asked_at_the_load(mechanism: str, call, error: int, said: str, tiny) -> None:
-    result = run_child(tiny("olmoe"), "1GiB", mechanism, first=refusing([call], error))
-    assert result["error"] in ("RefusedError", "EngagementError")
-    assert said in result["text"]
-    assert "\n" not in result["text"]
-
-
-@_KNOWN
-def test_abilities_are_the_cores_and_follow_the_kernel(tiny) -> None:
-    """`mechanisms` tells what the engine would find: both ask the same function."""
-    calls = [_IO_URING, _CACHESTAT, _MINCORE, (_MREMAP, 3, 4)]
-    program = refusing(calls, errno.ENOSYS) + (
-        "from pathlib import Path\n"
-        "from moestream.box.abilities import tests\n"
-        "print(sorted(name for name, test in tests(Path()).items() if 'not implemented' in test()))"
-    )
-    assert python(program) == "['cachestat', 'io_uring', 'mincore', 'mremap']"
-    assert set(_core.abilities()) == {"cachestat", "io_uring", "mincore", "mremap", "populate"}
-
-
-# -- mappings --
-
-
-def test_vacated_ranges_are_mapped_again_where_mappings_are_few(tiny, stock, monkeypatch) -> None:
-    """The limit is the machine's: what is read of it is replaced, what follows from it is real."""
-    grown = []
-    for most in (1 << 20, 400):
-        with monkeypatch.context() as patch:
-            told_otherwise(patch, lambda arguments, most=most: arguments.update(max_mappings=most))
-            llama = load(tiny("olmoe"), "arena+sync+lru", threads=1)
-        with llama:
-            before = _mappings()
-            same_answer(llama, stock, 12, steps=3)
-            assert evicted(llama)
-            grown.append(_mappings() - before)
-    assert grown[1] < 100 < grown[0]
-
-
-# -- strict accounts of what may be written (vm.overcommit_memory 2) --
-
-
-@contextmanager
-def closed(monkeypatch: pytest.MonkeyPatch, mechanism: str, path: Path, **arguments: Any) -> Iterator[Any]:
-    """An arena as it is where the kernel keeps strict accounts: the setting is the whole machine's, so it is told."""
-    with monkeypatch.context() as patch:
-        told_otherwise(patch, lambda told: told.update(closed=True))
-        llama = load(path, mechanism, threads=1, **arguments)
-    with llama:
-        yield llama
-
-
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        "arena+sync+lru",
-        "arena+lru+gate:1",
-        "arena/fresh+threads:2",
-        "arena/populate+sync",
-        "arena+sync+dontneed",
-    ],
-)
-@pytest.mark.parametrize("interpose", [True, False])
-def test_a_closed_arena_gives_stocks_answer(
-    interpose: bool, mechanism: str, tiny, stock, monkeypatch
-) -> None:
-    with closed(monkeypatch, mechanism, tiny("olmoe"), n_batch=1, _interpose=interpose) as llama:
-        same_answer(llama, stock, 12, steps=3)
-        assert evicted(llama)
-        fewer = [max(2, capacity // 2) for capacity in llama.plan.capacities]
-        for capacities in (fewer, llama.plan.capacities):
-            llama._engine.resize(list(capacities))
-            same_answer(llama, stock, 12, steps=3)
-
-
-def test_a_closed_arena_commits_what_it_holds(tiny, monkeypatch) -> None:
-    """VmData counts what the kernel would commit: private and writable, touched or not."""
-    path = tiny("olmoe")
-    with closed(monkeypatch, "arena+sync+lru", path) as llama:
-        llama.eval(list(range(1, 13)))
-        little = _writable()
-    with load(path, "arena+sync+lru", threads=1) as llama:
-        llama.eval(list(range(1, 13)))
-        much = _writable()
-    assert much - little > llama.model_info.expert_bytes // 2
-
-
-def _writable() -> int:
-    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return next(int(line[1]) * 1024 for line in lines if line[0] == "VmData:")
-
-
-def _mappings() -> int:
-    return len(Path("/proc/self/maps").read_text().splitlines())
