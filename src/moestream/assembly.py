@@ -1,35 +1,29 @@
-"""What a load is put together from: the core's engine for a mechanism, and the budget it is given at the end."""
+"""What a load is put together from: the core's engine for a mechanism, llama.cpp over it, and the budget it is given at
+the end."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import mmap
-import multiprocessing
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from moestream.binding import binding_version, libllama_path
-from moestream.box import MACHINE, Box, cache_directory, place_of, process_memory
+from moestream.binding import binding_version, libllama_path, node_callback, wrapped_defaults
+from moestream.box import Box, cache_directory, process_memory
 from moestream.core import _core
-from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context, rows_of_logits
 from moestream.errors import (
     AbiError,
     BudgetError,
     EngagementError,
-    ModelError,
     MoestreamError,
     ReadError,
     RefusedError,
     UsageError,
 )
 from moestream.geometry import slab_geometry, split_budget
-from moestream.guard import check_values, ignored
 from moestream.mechanism import Mechanism
 from moestream.model import Model
-from moestream.plan import MARGIN_BYTES, Plan, process_bytes
+from moestream.plan import Plan
 from moestream.plan_limits import closes
 from moestream.units import format_bytes
 from moestream.version import INSTALL_TESTED
@@ -54,33 +48,6 @@ def translate(error: Exception) -> MoestreamError:
     if kind == "abi":
         text += f" (found llama-cpp-python {binding_version()}): {INSTALL_TESTED}"
     return _KINDS.get(kind, MoestreamError)(text)
-
-
-def check_names(model: Model) -> None:
-    """Raises ModelError for a name that the binding, which hands llama.cpp UTF-8, cannot say."""
-    for path in model.paths:
-        try:
-            str(path).encode()
-        except UnicodeEncodeError:
-            remedy = "rename it, or make a link to it"
-            with contextlib.suppress(UnicodeDecodeError):
-                os.fsencode(path).decode()
-                remedy = "this locale has another encoding: set LC_ALL=C.UTF-8"
-            raise ModelError(
-                f"{path}: its name is not UTF-8, which llama-cpp-python needs: {remedy}"
-            ) from None
-
-
-def complete(arguments: dict[str, Any], fallbacks: list[str]) -> None:
-    """The parent's defaults, but that it says nothing, and that of the processors it counts no more are used than this
-    process may use at once. ``fallbacks`` is told of words it has no use for. Raises UsageError for a
-    value that llama.cpp would crash over."""
-    check_values(arguments)
-    fallbacks += ignored(arguments)
-    arguments.setdefault("verbose", False)
-    machine, here = multiprocessing.cpu_count(), Box().cpus()
-    for name, usual in (("n_threads", max(machine // 2, 1)), ("n_threads_batch", machine)):
-        arguments[name] = arguments.get(name) or min(usual, here)
 
 
 def core_tensors(model: Model) -> list[tuple[str, int, int, int, int, int]]:
@@ -171,83 +138,33 @@ def build_core(
     return engine, dataclasses.replace(plan, mechanism=mechanism)
 
 
-def plan_load(
-    model: Model,
-    cap: int | None,
-    mechanism: Mechanism | None,
-    arguments: dict[str, Any],
-    *,
-    recording_bytes: int,
-    governed: bool,
-    fallbacks: list[str],
-) -> Plan:
-    """The plan of a load with the parent's ``arguments``, whose batch is cut to what the plan can hold. A cap above
-    what this process may use is cut as well, and one above what it could take now where a governor would give that
-    back at once (``governed``); ``fallbacks`` says so. Raises BudgetError."""
-    n_ctx = arguments.get("n_ctx", 512) or model.n_ctx_train
-    n_batch = min(n_ctx, arguments.get("n_batch", DEFAULT_STEP))
-    if arguments.get("n_batch", 0) > n_ctx:  # the parent allocates for it, and no step can be larger
-        arguments["n_batch"] = n_ctx
-    asked = arguments.get("n_ubatch")
-    box = Box()
-    limit = box.memory_limit()
-    # A cgroup keeps its limit in whole pages: less than one is the same number.
-    if cap is not None and cap >= limit.bytes + mmap.PAGESIZE > mmap.PAGESIZE:
-        fallbacks.append(
-            f"the cap {format_bytes(cap)} is above what this process may use: "
-            f"{format_bytes(limit.bytes)} ({limit.source}) is taken instead"
-        )
-        cap = limit.bytes
-    used = process_memory().anon_bytes
-    above = _above_what_there_is(cap, mechanism, box, used) if governed else None
+@contextmanager
+def over_the_store(engine: Any, outputs: int) -> Iterator[None]:
+    """While inside, the binding's constructor loads over the core's ``engine``: its default parameters are completed
+    (``outputs``: most rows of logits, 0 for llama.cpp's own default) and its mappings answered. Raises what the core
+    raises, whatever the binding made of it."""
+
+    def model_params(params: Any) -> None:
+        params.use_extra_bufts = False
+
+    def context_params(params: Any) -> None:
+        params.cb_eval = node_callback(engine.node_callback)
+        params.cb_eval_user_data = engine.address
+        params.op_offload = False
+        if outputs:
+            params.n_outputs_max = outputs
+
+    loaded = False
     try:
-        plan = plan_context(
-            model,
-            box,
-            above.cap_bytes if above else cap,
-            mechanism,
-            n_ctx=n_ctx,
-            n_ubatch=min(n_batch, asked or DEFAULT_STEP),
-            base_bytes=process_bytes(model, used) + recording_bytes,
-            held_bytes=used,
-            compute_share=1.0 if asked else COMPUTE_SHARE,
-            type_k=arguments.get("type_k"),
-            type_v=arguments.get("type_v"),
-            kv_overrides=model.overrides,
-            embeddings=bool(arguments.get("embedding", False)),
-            flash_attn=bool(arguments.get("flash_attn", False)),
-            n_outputs_max=rows_of_logits(arguments),
-            place=place_of(model.paths, box),
-        )
-    except BudgetError as error:
-        raise BudgetError(f"{above.why}: {error}", error.smallest_bytes) if above else error from None
-    if above:
-        fallbacks.append(f"{above.why}: {format_bytes(plan.cap_bytes)} is taken instead")
-    if plan.n_batch < n_batch:
-        arguments["n_batch"] = arguments["n_ubatch"] = plan.n_batch
-    return plan
-
-
-@dataclass(frozen=True)
-class _Above:
-    """Why a cap cannot be had now, and what to plan instead: a container of one's own is taken whole, of a machine
-    something is left to others (None)."""
-
-    why: str
-    cap_bytes: int | None
-
-
-def _above_what_there_is(cap: int | None, mechanism: Mechanism | None, box: Box, used: int) -> _Above | None:
-    """For a cap of which a governor would give a part back at once; else None. A container's limit is the usual cap,
-    and what the kernel charges to it beside the process is within the plan's margin."""
-    room = box.room()
-    there = room.bytes + used
-    if cap is None or cap <= there + MARGIN_BYTES or (mechanism is not None and mechanism.store != "arena"):
-        return None
-    what = f"{format_bytes(there)} there are for this process now ({room.source})"
-    return _Above(
-        f"the cap {format_bytes(cap)} is above the {what}", None if room.source == MACHINE else there
-    )
+        engine.begin_load()
+        try:
+            with wrapped_defaults(model_params, context_params):
+                yield
+            loaded = True
+        finally:
+            engine.end_load(loaded)
+    except _core.CoreError as error:
+        raise translate(error) from None
 
 
 def give_budget(

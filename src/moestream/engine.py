@@ -11,44 +11,41 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moestream.assembly import (
-    Progress,
-    build_core,
-    check_names,
-    complete,
-    give_budget,
-    load_seeds,
-    plan_load,
-    translate,
-)
-from moestream.binding import (
-    llama_cpp,
-    node_callback,
-    only_context,
-    set_abort_callback,
-    unproven,
-    wrapped_defaults,
-)
+from moestream.assembly import Progress, build_core, give_budget, load_seeds, over_the_store
+from moestream.binding import llama_cpp, only_context, set_abort_callback, unproven
 from moestream.box import Box, mapping_refusal
 from moestream.callbacks import Processors
-from moestream.core import _core
 from moestream.dryrun import DEFAULT_STEP, rows_of_logits
-from moestream.errors import Cancelled, EngagementError, MoestreamError, ReadError, UsageError
+from moestream.errors import EngagementError, MoestreamError, UsageError
 from moestream.governor import Governor, govern
-from moestream.guard import check_arguments, check_memory, check_rows, check_store, check_texts, check_tokens
+from moestream.guard import (
+    check_arguments,
+    check_memory,
+    check_names,
+    check_rows,
+    check_store,
+    check_texts,
+    check_tokens,
+)
 from moestream.lifetime import Call, Closed, Lifetime, inside
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
 from moestream.plan import Plan
+from moestream.plan_load import complete, plan_load
 from moestream.recorder import NO_COUNTERS, Recorder
 from moestream.stats import Step
+from moestream.steps import Steps
 from moestream.trace.sink import WORKING_BYTES, TraceSink, open_trace, trace_meta
 from moestream.unchanged import Unchanged
 from moestream.units import parse_size
+
+#: What of the binding's context computes.
+_STEPPING = ("decode", "encode")
 
 
 @inside(besides=("close", "generate"))
@@ -92,10 +89,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         start = time.perf_counter()
         self._engine: Any = None
         self._recorder: Recorder | None = None
+        self._steps: Steps | None = None
         self.governor: Governor | None = None
         self._trace: TraceSink | None = None
         self._call = Call(running=False)
-        self._cancelled = False
         self._processors = Processors(())
         self._lifetime = Lifetime()
         #: Held while llama.cpp computes, and while pages move.
@@ -124,8 +121,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             else:
                 self._load_streamed(cap, mechanism, strict, on_progress, _interpose, arguments)
             self._record_steps(sink)
-            if self._governed and self._engine is not None:
-                self.governor = govern(self._engine, self.model_info, self.plan, self._computing)
         except BaseException:
             if sink is not None:
                 sink.discard()
@@ -194,35 +189,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _load_parent(self, arguments: dict[str, Any]) -> None:
         """The parent's constructor with its parameters completed and its mappings answered by the store."""
-        engine = self._engine
+        engine, path = self._engine, self.model_info.paths[0]
         outputs = rows_of_logits(arguments) if self.plan is not None and self.plan.has_memory else 0
-
-        def model_params(params: Any) -> None:
-            params.use_extra_bufts = False
-
-        def context_params(params: Any) -> None:
-            params.cb_eval = node_callback(engine.node_callback)
-            params.cb_eval_user_data = engine.address
-            params.op_offload = False
-            if outputs:
-                params.n_outputs_max = outputs
-
-        loaded = False
         try:
-            engine.begin_load()
-            try:
-                # What llama.cpp warns of is in our plan; its errors come as exceptions.
-                with (
-                    loading(self.model_info.paths[0], echo=arguments["verbose"]),
-                    wrapped_defaults(model_params, context_params),
-                ):
-                    super().__init__(str(self.model_info.paths[0]), **arguments)
-                loaded = True
-            finally:
-                engine.end_load(loaded)
-        except _core.CoreError as error:
-            self.close()
-            raise translate(error) from None
+            # What llama.cpp warns of is in our plan; its errors come as exceptions.
+            with over_the_store(engine, outputs), loading(path, echo=arguments["verbose"]):
+                super().__init__(str(path), **arguments)
         except BaseException:
             self.close()
             raise
@@ -233,8 +205,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     # -- running ------------------------------------------------------------------------------------------------
 
     def _record_steps(self, sink: TraceSink | None) -> None:
+        """Have every step, whoever decodes it, go through ``_steps``."""
         engine = self._engine
         self._recorder = Recorder((lambda: engine.counters) if engine is not None else (lambda: NO_COUNTERS))
+        self._steps = Steps(engine, self.model_info, self._files, self._recorder)
         if sink is not None and engine is not None:
             assert self.plan is not None
             sink.begin(trace_meta(self.model_info, self.plan, str(self.mechanism), self.fallbacks))
@@ -246,44 +220,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         elif sink is not None:
             sink.discard()
             self.fallbacks.append("a dense model has no routes: no trace is written")
-        context = self._ctx
-        for name in ("decode", "encode"):
-            setattr(context, name, self._recorded(getattr(context, name)))
+        for name in _STEPPING:
+            setattr(self._ctx, name, partial(self._step, getattr(self._ctx, name)))
+        if self._governed and engine is not None:
+            self.governor = govern(engine, self.model_info, self.plan, self._computing)
+            self._steps.governor = self.governor
 
-    def _recorded(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        engine, recorder = self._engine, self._recorder
-        assert recorder is not None
-
-        def step(batch: Any) -> Any:
-            check_rows(batch, self.context_params.n_outputs_max)
-            self._requires_eval = True  # should it fail: what is left of its logits is no token's
-            if engine is None:
-                return recorder.measure(batch.n_tokens(), lambda: run(batch))
-            if self.governor is not None:
-                self.governor.step(recorder.last_s)
-            engine.begin_step()
-            try:
-                result = recorder.measure(batch.n_tokens(), lambda: run(batch))
-            except RuntimeError:
-                if self._cancelled:
-                    raise Cancelled("stopped") from None
-                if engine.failure is None:
-                    raise
-            else:
-                engine.end_step()
-            if engine.failure is not None:
-                raise self._failure()
-            self._files.check_step()
-            return result
-
-        return step
-
-    def _failure(self) -> MoestreamError:
-        error, text, place = self._engine.failure
-        self._engine.clear_failure()
-        if place is not None:
-            text = f"{self.model_info.tensor_at(*place)}: {text}"
-        return ReadError(text) if error else MoestreamError(text)
+    def _step(self, run: Callable[[Any], Any], batch: Any) -> Any:
+        assert self._steps is not None
+        check_rows(batch, self.context_params.n_outputs_max)
+        self._requires_eval = True  # should it fail: what is left of its logits is no token's
+        return self._steps.take(batch.n_tokens(), lambda: run(batch))
 
     def _begin_call(self) -> None:
         self._lifetime.check()
@@ -291,12 +238,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             raise UsageError(
                 "this model was loaded before the process forked: load it in the child (or spawn it)"
             )
-        if self._recorder is not None and not self._call.running:
-            self.fallbacks += self._files.check()
-            self._recorder.begin_call()
-            self._cancelled = False
-            if self._engine is not None:
-                self._engine.cancel(False)
+        if self._steps is not None and not self._call.running:
+            self.fallbacks += self._steps.begin_call()
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
         with self._computing:
@@ -369,9 +312,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def cancel(self) -> None:
         """Stop the running call within one layer: it raises Cancelled. From any thread; lasts until the next call."""
-        self._cancelled, engine = True, self._engine
-        if engine is not None:
-            engine.cancel(True)
+        steps = self._steps
+        if steps is not None:
+            steps.cancel()
 
     def __getstate__(self) -> dict[str, Any]:
         """What loads it elsewhere as it was asked for here, but for a trace, which has one writer."""
@@ -420,16 +363,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._free()
 
     def _free(self) -> None:
-        if self.governor is not None:
-            self.governor.close()
-        if self._recorder is not None:
-            # What recorded its steps holds the engine, and its memory with it.
-            self._recorder.stop()
-            for name in ("decode", "encode"):
+        if self._steps is not None:
+            self._steps.end()
+            for name in _STEPPING:
                 if name in vars(self._ctx):
                     delattr(self._ctx, name)
         engine, sink = self._engine, self._trace
-        self._engine = self._trace = None
+        # What takes its steps holds the engine, and its memory with it.
+        self._engine = self._trace = self._steps = None
         recorded = engine.take_trace(finish=True) if sink is not None else None
         if hasattr(self, "_stack"):
             super().close()

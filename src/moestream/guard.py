@@ -3,7 +3,9 @@ arguments that would put experts where nothing is streamed; and what llama.cpp w
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
@@ -45,6 +47,21 @@ def check_values(arguments: dict[str, Any]) -> None:
         if kind is not None and kind not in _CACHE_TYPES.values():
             known = ", ".join(f"{number} ({word})" for word, number in _CACHE_TYPES.items())
             raise UsageError(f"{name}={kind!r}: llama.cpp keeps its cache in one of {known}")
+
+
+def check_names(model: Model) -> None:
+    """Raises ModelError for a name that the binding, which hands llama.cpp UTF-8, cannot say."""
+    for path in model.paths:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            remedy = "rename it, or make a link to it"
+            with contextlib.suppress(UnicodeDecodeError):
+                os.fsencode(path).decode()
+                remedy = "this locale has another encoding: set LC_ALL=C.UTF-8"
+            raise ModelError(
+                f"{path}: its name is not UTF-8, which llama-cpp-python needs: {remedy}"
+            ) from None
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:

@@ -159,12 +159,12 @@ def test_an_assertion_of_the_load_itself_is_one_too(
     tiny, tmp_path: Path, stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Past the dry run, with llama.cpp's weights in the store's region."""
-    from moestream import assembly
+    from moestream import plan_load
 
     path = odd(tiny("olmoe"), *ODD["heads that do not divide"][:2], tmp_path / "odd.gguf")
     good = read_model(tiny("olmoe"))
     monkeypatch.setattr(
-        assembly, "plan_context", lambda model, *words, **more: plan_context(good, *words, **more)
+        plan_load, "plan_context", lambda model, *words, **more: plan_context(good, *words, **more)
     )
     before = mapped_files()
     for verbose in (False, True):
