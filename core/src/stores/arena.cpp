@@ -3,7 +3,8 @@
 // Every slab keeps one permanent address, congruent to its file offset modulo the page, so O_DIRECT lands in place
 // and llama.cpp's graph needs no change. The pages of an evicted expert are moved to the loaded one with mremap: no
 // copy, no zeroing, no fault. Pages of experts that were never loaded lie in the pool, which is also where a frame
-// without an expert is parked. Other sources of pages (page_source.h) are there to be measured against this one.
+// without an expert is parked. Other sources of pages (page_source.h) are there to be measured against this one. Which
+// pages an expert has is frames.h; here is what is read into them, and when.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -11,8 +12,8 @@
 #include <cstring>
 #include <memory>
 
+#include "frames.h"
 #include "moestream/interpose.h"
-#include "page_source.h"
 #include "pages.h"
 #include "shards.h"
 
@@ -47,23 +48,24 @@ class ArenaStore : public ShardedStore {
     uint32_t slot_of(uint32_t tensor) const { return slot_[tensor]; }
     uint32_t tag(uint32_t expert, uint32_t slot) const { return expert * kSlots + slot; }
     const Bank& bank_of(uint32_t expert) const { return index_.banks()[index_.bank_of(expert)]; }
+    char* page_of(uint32_t expert, uint32_t slot) const {
+        return slab_page(bank_of(expert).tensors[slot], index_.id_of(expert));
+    }
     bool settle(uint32_t expert);
     void take(const Completion& completion);
     void reap(bool sleep);
     bool take_frame(const Load& load);
-    bool move_slab(uint32_t expert, uint32_t slot, uint32_t victim);
+    bool move_slab(const Load& load, uint32_t slot);
     void submit(uint32_t expert, uint32_t slot, Urgency urgency);
     void promote(uint32_t expert);
     void drop_speculation();
     void drop_unkept();
     bool drop_pages(uint32_t expert);
-    bool drop(char* at, size_t bytes);
+    bool dropped(int error);
 
-    std::unique_ptr<PageSource> source_;
+    Frames frames_;
     std::unique_ptr<Reader> reader_;
     std::unique_ptr<ExpertCache> cache_;
-    std::vector<std::vector<char*>> free_frames_;    // a part: frames without an expert: where their pages lie, or null
-    std::vector<char*> frame_;                       // an expert: where its first load takes pages from, or null
     std::vector<SlabState> state_;                   // a tag
     std::vector<bool> demanded_;                     // a tag: the current route waits for it
     std::vector<uint32_t> slot_;                     // a tensor: its place in its bank
@@ -72,15 +74,14 @@ class ArenaStore : public ShardedStore {
     uint32_t routed_bank_ = kNone;
     size_t demand_in_flight_ = 0;
     uint64_t slabs_read_ = 0;
-    bool restore_ = false;
     bool drops_ = false;  // the policy lets experts go after their use
 };
 
 ArenaStore::ArenaStore(const SlabIndex& index, const StoreOptions& options)
     : ShardedStore(index, options),
-      source_(make_page_source(options.pages, {&index_, &geometry_, options.fallback})),
+      frames_(index_, geometry_, options_),
       reader_(make_reader(options.reader, ReaderOptions{kReaderQueue})),
-      frame_(index.experts()), state_(size_t{index.experts()} * kSlots, SlabState::absent),
+      state_(size_t{index.experts()} * kSlots, SlabState::absent),
       demanded_(size_t{index.experts()} * kSlots), slot_(index.tensors().size()) {
     if (options_.dense == "mapped") {
         throw Error(ErrorKind::usage, "the arena keeps dense bytes in memory of its own: use dense anon or mlock");
@@ -95,7 +96,7 @@ void* ArenaStore::region(uint32_t shard) {
     auto& region = regions_[shard];
     if (region.base == nullptr) {
         region.base = reserve(region.bytes, options_.alignment, nullptr, options_.closed);
-        source_->region(region.base, shard);
+        frames_.region(region.base, shard);
         register_region(region.base, region.bytes);
     }
     return region.base;
@@ -106,7 +107,7 @@ void ArenaStore::adopt(uint32_t shard, const Mapping& mapping) {
     if (reinterpret_cast<uintptr_t>(mapping.base) % options_.alignment != 0) {
         options_.fallback("llama.cpp's own mapping decides where a slab lies: alignment is not as asked");
     }
-    source_->region(mapping.base, shard);
+    frames_.region(mapping.base, shard);
 }
 
 void ArenaStore::load_dense() {
@@ -117,31 +118,9 @@ void ArenaStore::load_dense() {
 void ArenaStore::set_capacities(std::span<const uint32_t> capacities) {
     const auto& parts = geometry_.parts();
     if (capacities.size() != parts.size()) throw Error(ErrorKind::usage, "one capacity a part is needed");
-    uint64_t slabs = 0;
-    uint64_t resident_slabs = 0;
-    for (size_t p = 0; p < parts.size(); ++p) {
-        for (const uint32_t bank : parts[p].banks) {
-            slabs += uint64_t{index_.banks()[bank].count} * index_.banks()[bank].tensors.size();
-        }
-        resident_slabs += uint64_t{capacities[p]} * parts[p].pages.size();
-    }
-    // A slab with pages is a mapping of its own and so is the gap behind it; vacated ones keep theirs unless restored.
-    const uint64_t room = options_.max_mappings / 10 * 9;
-    restore_ = 2 * slabs > room;
-    if (restore_ && 2 * resident_slabs > room) {
-        throw Error(ErrorKind::refused, "this budget needs " + std::to_string(2 * resident_slabs) +
-                                            " memory mappings and vm.max_map_count allows " +
-                                            std::to_string(options_.max_mappings) + ": `sysctl vm.max_map_count=" +
-                                            std::to_string(2 * resident_slabs / 9 * 10 + 10) +
-                                            "`, or name a smaller budget");
-    }
+    frames_.set_capacities(capacities);
     cache_ = make_expert_cache(capacities);
-    free_frames_.resize(parts.size());
     uint32_t widest = 0;
-    for (size_t p = 0; p < parts.size(); ++p) {
-        free_frames_[p] = source_->frames(capacities[p], size_t{parts[p].frame_pages} * kPage);
-        std::reverse(free_frames_[p].begin(), free_frames_[p].end());  // the first is handed out first
-    }
     drops_ = options_.policy.rfind("dontneed", 0) == 0;
     for (const auto& bank : index_.banks()) widest = std::max(widest, bank.count);
     loads_.reserve(widest);
@@ -183,31 +162,17 @@ bool ArenaStore::settle(uint32_t expert) {
 
 // Decides where the pages of load.expert come from; the pages follow slab by slab in move_slab.
 bool ArenaStore::take_frame(const Load& load) {
-    if (load.victim != kNone) {
-        frame_[load.expert] = frame_[load.victim];
-        frame_[load.victim] = nullptr;
-        return settle(load.victim);
+    if (load.victim == kNone) {
+        frames_.take(load.expert);
+        return true;
     }
-    auto& free = free_frames_[cache_->part_of(load.expert)];
-    frame_[load.expert] = free.back();
-    free.pop_back();
-    return true;
+    frames_.take_from(load.victim, load.expert);
+    return settle(load.victim);
 }
 
-bool ArenaStore::move_slab(uint32_t expert, uint32_t slot, uint32_t victim) {
-    const auto& part = geometry_.parts()[cache_->part_of(expert)];
-    const size_t bytes = part.pages[slot] * kPage;
-    if (bytes == 0) return true;
-    char* from = frame_[expert];
-    if (victim != kNone) {
-        from = slab_page(bank_of(victim).tensors[slot], index_.id_of(victim));
-    } else if (from != nullptr) {
-        for (uint32_t s = 0; s < slot; ++s) from += part.pages[s] * kPage;
-    }
-    char* to = slab_page(bank_of(expert).tensors[slot], index_.id_of(expert));
-    int error = options_.closed ? open_pages(to, bytes) : 0;
-    if (error == 0) error = source_->supply(from, to, bytes, restore_ && !options_.closed);
-    if (error == 0 && options_.closed && from != nullptr) error = close_pages(from, bytes);
+bool ArenaStore::move_slab(const Load& load, uint32_t slot) {
+    char* const left = load.victim == kNone ? nullptr : page_of(load.victim, slot);
+    const int error = frames_.supply(load.expert, slot, left, page_of(load.expert, slot));
     if (error == 0) return true;
     fail(error, std::string("moving an expert's pages: ") + std::strerror(error) +
                     (error == ENOMEM ? " (raise vm.max_map_count)" : ""));
@@ -270,7 +235,7 @@ bool ArenaStore::route(uint32_t bank, std::span<const RoutedExpert> experts, uin
     const uint32_t slots = static_cast<uint32_t>(index_.banks()[bank].tensors.size());
     for (uint32_t slot = 0; slot < slots; ++slot) {
         for (const Load& load : loads_) {
-            if (!move_slab(load.expert, slot, load.victim)) return false;
+            if (!move_slab(load, slot)) return false;
             submit(load.expert, slot, Urgency::demand);
         }
     }
@@ -317,7 +282,7 @@ void ArenaStore::drop_unkept() {
         if (!there || cache_->keep(expert)) continue;
         if (!drop_pages(expert)) return;
         cache_->drop(expert);
-        free_frames_[cache_->part_of(expert)].push_back(nullptr);
+        frames_.put_back(cache_->part_of(expert));
     }
     routed_.clear();
 }
@@ -326,15 +291,13 @@ bool ArenaStore::drop_pages(uint32_t expert) {
     if (!settle(expert)) return false;
     for (const uint32_t tensor : bank_of(expert).tensors) {
         const auto bytes = static_cast<size_t>(geometry_.movable_bytes(tensor));
-        if (bytes > 0 && !drop(slab_page(tensor, index_.id_of(expert)), bytes)) return false;
+        if (bytes > 0 && !dropped(frames_.drop(slab_page(tensor, index_.id_of(expert)), bytes))) return false;
     }
-    frame_[expert] = nullptr;
+    frames_.vacate(expert);
     return true;
 }
 
-bool ArenaStore::drop(char* at, size_t bytes) {
-    int error = source_->drop(at, bytes);
-    if (error == 0 && options_.closed) error = close_pages(at, bytes);
+bool ArenaStore::dropped(int error) {
     if (error != 0) fail(error, std::string("dropping an expert's pages: ") + std::strerror(error));
     return error == 0;
 }
@@ -356,14 +319,10 @@ std::vector<uint32_t> ArenaStore::resize(std::span<const uint32_t> capacities) {
         for (const uint32_t expert : left) {
             if (!drop_pages(expert)) throw Error(ErrorKind::io, failure_->what);
         }
-        auto& free = free_frames_[p];
-        if (reached[p] > before) free.insert(free.begin(), reached[p] - before, nullptr);
-        for (uint32_t gone = static_cast<uint32_t>(left.size()); gone + reached[p] < before; ++gone) {
-            const bool dropped =
-                free.back() == nullptr || drop(free.back(), size_t{parts[p].frame_pages} * kPage);
-            if (!dropped) throw Error(ErrorKind::io, failure_->what);
-            free.pop_back();
-        }
+        if (reached[p] > before) frames_.add(p, reached[p] - before);
+        const size_t stayed = before - left.size();
+        const bool fewer = stayed <= reached[p] || dropped(frames_.remove(p, stayed - reached[p]));
+        if (!fewer) throw Error(ErrorKind::io, failure_->what);
     }
     return reached;
 }
@@ -384,7 +343,7 @@ void ArenaStore::speculate(std::span<const uint32_t> experts) {
         if (!cache_->cached(expert) || !cache_->speculate(expert, load)) continue;
         if (!take_frame(load)) break;
         for (uint32_t slot = 0; slot < bank_of(expert).tensors.size(); ++slot) {
-            if (!move_slab(expert, slot, load.victim)) return;
+            if (!move_slab(load, slot)) return;
             submit(expert, slot, Urgency::speculative);
         }
     }
@@ -399,7 +358,7 @@ void ArenaStore::clear_failure() {
 }
 
 std::map<std::string, uint64_t> ArenaStore::engagement() const {
-    auto counts = source_->counts();
+    auto counts = frames_.counts();
     counts["pieces read"] = reader_->counters().pieces;
     if (options_.keep_cached) counts["slabs left in the page cache"] = slabs_read_;
     return counts;
