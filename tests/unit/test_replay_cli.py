@@ -240,7 +240,7 @@ def test_a_plot_shows_each_policy_between_its_bounds(tmp_path: Path, monkeypatch
         (["a.parquet", "--plot", "/nowhere/x.svg"], 2, "--plot /nowhere/x.svg: there is no directory"),
         (["a.parquet", "--json", "a.parquet"], 2, "that is the trace"),
         (["a.parquet", "other.parquet"], 3, "other.parquet is of model feedfacefeedface"),
-        (["none.parquet"], 2, "none.parquet"),
+        (["none.parquet"], 3, "none.parquet"),
         ([], 2, "TRACE"),
     ],
 )

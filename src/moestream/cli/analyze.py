@@ -75,9 +75,9 @@ def _check_outputs(trace: Path, json: str | None, plot: Path | None) -> None:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from rich.console import Console
+    from moestream.console import console as stdout
 
-    console = Console(highlight=False, markup=False)
+    console = stdout()
     model, demand = document["model"], document["demand"]
     console.print(
         f"{document['trace']}: {document['tokens']} tokens, {len(document['layers'])} layers", soft_wrap=True
@@ -105,23 +105,15 @@ def _print(document: dict[str, Any]) -> None:
         console.print(_budget_table(budget))
 
 
-def _table(title: str, *columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    return table
-
-
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
 def _layers_table(document: dict[str, Any]) -> Any:
     """One row a layer: skew, and the overlap with the token before."""
-    table = _table(
+    from moestream.console import table as new_table
+
+    table = new_table(
         "By layer: fewest experts for so much of the activations, distinct ones, overlap of neighbours",
         "layer", "experts", "50%", "80%", "95%", "distinct", "in 64", "overlap", "shuffled",
     )  # fmt: skip
@@ -142,10 +134,11 @@ def _layers_table(document: dict[str, Any]) -> Any:
 
 def _locality_table(document: dict[str, Any]) -> Any:
     from moestream.analyze.routing import mean_over_layers
+    from moestream.console import table as new_table
 
     near = document["locality"]
     columns = [near["distances"].index(distance) for distance in _DISTANCES]
-    table = _table("Overlap with the token so many before, mean of all layers", "", *map(str, _DISTANCES))
+    table = new_table("Overlap with the token so many before, mean of all layers", "", *map(str, _DISTANCES))
     for label, kind in (("as it was", "overlap"), ("shuffled", "control")):
         mean = mean_over_layers(near[kind])
         table.add_row(label, *(_share(mean[column]) for column in columns))
@@ -154,9 +147,11 @@ def _locality_table(document: dict[str, Any]) -> Any:
 
 def _recall_table(document: dict[str, Any]) -> Any:
     """One row a layer: the recall of each predictor one layer ahead."""
+    from moestream.console import table as new_table
+
     told = document["predictors"]
     title = f"Recall@{told['k']} one layer ahead, by layer, on the last {told['tokens']} tokens"
-    table = _table(title, "layer", *told["recall"])
+    table = new_table(title, "layer", *told["recall"])
     for number, layer in enumerate(document["layers"]):
         table.add_row(str(layer), *(_share(by["1"][number]) for by in told["recall"].values()))
     return table
@@ -165,10 +160,11 @@ def _recall_table(document: dict[str, Any]) -> Any:
 def _predictors_table(document: dict[str, Any]) -> Any:
     from moestream.analyze.predictors import LOOKAHEADS
     from moestream.analyze.routing import mean_over_layers
+    from moestream.console import table as new_table
 
     told = document["predictors"]
     wishes = list(next(iter(told["precision"].values())))
-    table = _table(
+    table = new_table(
         f"Recall@{told['k']} so many layers ahead, mean of all; and how many of the first named are right",
         "predictor",
         *(f"{ahead} ahead" for ahead in LOOKAHEADS),
@@ -183,7 +179,9 @@ def _predictors_table(document: dict[str, Any]) -> Any:
 
 
 def _budget_table(budget: dict[str, Any]) -> Any:
-    table = _table(
+    from moestream.console import table as new_table
+
+    table = new_table(
         f"At {budget['budget']} ({format_bytes(budget['budget_bytes'])}), {budget['policy']}: "
         f"{_share(budget['miss_rate'])} of the experts missed in the last {budget['tokens']} tokens",
         "predictor", "named", "misses named", "wasted/saved", "demand saved", "bytes read",

@@ -45,21 +45,19 @@ def fit(
 
 
 def _print(made: Fit, out: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from moestream.analyze.routing import mean_over_layers
+    from moestream.console import console as stdout
+    from moestream.console import table as new_table
 
     kinds = ("train", "held_out", "previous", "random")
-    table = Table(title="Recall of as many experts as a token uses", title_justify="left")
-    for heading in ("layer", "ridge, train", "ridge, held out", "previous", "random"):
-        table.add_column(heading, justify="right")
+    headings = ("layer", "ridge, train", "ridge, held out", "previous", "random")
+    table = new_table("Recall of as many experts as a token uses", *headings)
     rows = [[row[kind] for kind in kinds] for row in made.about["recall"]]
     for row, values in zip(made.about["recall"], rows, strict=True):
         table.add_row(str(row["layer"]), *map(_share, values))
     table.add_section()
     table.add_row("mean", *map(_share, mean_over_layers(rows)))
-    console = Console(highlight=False, markup=False)
+    console = stdout()
     console.print(table)
     console.print(f"inputs: {made.about['features']}", soft_wrap=True)
     console.print(

@@ -111,16 +111,13 @@ def format_layers(layers: list[int]) -> str:
 
 
 def _print_tables(description: dict[str, Any]) -> None:
-    # Rich takes longer to import than a header takes to read; --json does not need it.
-    from rich.table import Table
-
-    from moestream.cli.facts import print_facts
+    # What prints JSON does without it.
+    from moestream.console import print_facts, table
 
     console = print_facts(_facts(description))
     if description["banks"]:
-        experts = Table("layers", "role", "type", title="Experts", title_justify="left")
-        for column in ("slab", "slab bytes", "experts", "used"):
-            experts.add_column(column, justify="right")
+        columns = ("layers", "role", "type", "slab", "slab bytes", "experts", "used")
+        experts = table("Experts", *columns, left=3)
         for bank in description["banks"]:
             for number, tensor in enumerate(bank["tensors"]):
                 experts.add_row(
@@ -135,9 +132,7 @@ def _print_tables(description: dict[str, Any]) -> None:
             experts.add_section()
         console.print(experts)
     if len(description["shards"]) > 1:
-        shards = Table("shard", title="Shards", title_justify="left")
-        for column in ("size", "tensors"):
-            shards.add_column(column, justify="right")
+        shards = table("Shards", "shard", "size", "tensors")
         for shard in description["shards"]:
             shards.add_row(shard["path"], format_bytes(shard["bytes"]), str(shard["tensors"]))
         console.print(shards)

@@ -48,9 +48,9 @@ def list_experiments(
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from moestream.console import console
     from moestream.lab.experiment_text import minutes
 
     table = Table(box=None, pad_edge=False)
@@ -66,7 +66,7 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             row["name"], row["kind"], minutes(row["seconds_quick"]), minutes(row["seconds"]), row["question"]
         )
-    Console(highlight=False, markup=False).print(table)
+    console().print(table)
 
 
 @lab.command()

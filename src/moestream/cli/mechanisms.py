@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,9 +21,6 @@ _TITLES = {
     "predictor": "predictor: which experts are asked for early",
     "dense": "dense: where the rest of the model lies",
 }
-
-#: Columns that no row reaches.
-_UNBROKEN = 1000
 
 
 def mechanisms(
@@ -98,24 +93,24 @@ def _row(
 
 
 def _print(listed: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    # One line each where a line has no end: in a file or a pipe.
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBROKEN)
+    from moestream.console import console as stdout
+
+    console = stdout()
     width = max(len(row["name"]) for family in _TITLES for row in listed[family])
     for family, title in _TITLES.items():
-        console.print(title, style="bold", highlight=False)
+        console.print(title, style="bold")
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True, min_width=width + 2)
         table.add_column(no_wrap=True)
         table.add_column()
         for row in listed[family]:
             table.add_row("  " + row["name"], "yes" if row["here"] else "no", _told(row))
-        console.print(table, highlight=False)
+        console.print(table)
         console.print()
     for row in listed["replay only"]:
-        console.print(row["does"], highlight=False)
+        console.print(row["does"])
 
 
 def _told(row: dict[str, Any]) -> str:

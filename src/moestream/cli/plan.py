@@ -126,14 +126,16 @@ def describe(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int) -> dict[s
 
 def _print_table(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int, place: Place) -> None:
     # Rich takes longer to import than the whole plan takes; --json does not need it.
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    from moestream.console import console as stdout
+
+    console = stdout()
+    console.soft_wrap = True
     console.print(f"{model.name or model.arch}: {format_bytes(model.bytes)}, context of {n_ctx} tokens")
     console.print(f"mechanism  {plan.mechanism}")
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="dim")
+    table.add_column(style="dim", min_width=len("mechanism"))
     table.add_column(justify="right")
     table.add_column(justify="right")
     for name, size in _rows(plan):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_module
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -213,11 +212,9 @@ def _print(
     options: Options,
     rates_line: str | None,
 ) -> None:
-    from rich.console import Console
+    from moestream.console import console as stdout
 
-    # What is piped has no width: a table cut to 80 columns would lose figures.
-    width = None if sys.stdout.isatty() else 160
-    console = Console(highlight=False, markup=False, file=sys.stdout, width=width)
+    console = stdout()
     for recording, fidelity in zip(recordings, checked, strict=True):
         console.print(
             f"{recording.name}: {len(recording)} routes, {len(recording.experts)} routed experts, "

@@ -123,7 +123,7 @@ def _row(phase: str, number: int, step: Any) -> dict[str, Any]:
 def _print(description: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from moestream.cli.facts import print_facts
+    from moestream.console import print_facts
 
     console = print_facts(_facts(description))
     if not description["steps"]:

@@ -40,10 +40,9 @@ def print_report(
     file: IO[str],
 ) -> None:
     """Everything for a terminal, or for a file; ``routings``: what each group's traces say."""
-    from rich.console import Console
+    from moestream.console import console as to
 
-    width = None if file.isatty() else _PIPED_WIDTH
-    console = Console(file=file, width=width, highlight=False, markup=False)
+    console = to(file, _PIPED_WIDTH)
     together = tables.comparison(groups)
     if together is not None:
         _print_table(console, together)
@@ -92,7 +91,8 @@ def bars(group: Group) -> list[str]:
     most = max([*rates, group.ceilings.compute_rate or 0.0], default=0.0)
     if most <= 0:
         return []
-    names = [f"{tables.cap_text(arm.cap_bytes)}  {arm.label}" for arm in arms]
+    caps = [tables.cap_text(arm.cap_bytes) for arm in arms]
+    names = [f"{cap:<{max(map(len, caps))}}  {arm.label}" for cap, arm in zip(caps, arms, strict=True)]
     wide = max(map(len, names))
     lines = []
     for name, rate in zip(names, rates, strict=True):
@@ -105,6 +105,7 @@ def bars(group: Group) -> list[str]:
 def _print_table(console: Any, table: Table) -> None:
     """A table whose figures are never cut or folded: where there is little room, intervals stand under their value."""
     from rich import box
+    from rich.padding import Padding
     from rich.table import Table as RichTable
 
     def narrow(text: str, mark: str) -> str:
@@ -140,7 +141,7 @@ def _print_table(console: Any, table: Table) -> None:
         drawn.width = needed
     console.print(drawn, crop=False)
     for note in table.notes:
-        console.print(f"  {note}")
+        console.print(Padding(note, (0, 0, 0, 2), expand=False))
     console.print()
 
 
