@@ -213,7 +213,8 @@ bool Engine::on_abort(void* engine) {
 
 bool Engine::on_node(abi::Tensor* node, bool ask, void* engine) {
     auto& self = *static_cast<Engine*>(engine);
-    if (self.store_ == nullptr || !self.store_->streams() || self.failure().has_value()) return !ask;
+    if (self.store_ == nullptr || !self.store_->streams()) return !ask;
+    if (self.failure().has_value()) return false;
     // Nothing may be thrown through llama.cpp's frames: the abort callback carries the failure out.
     try {
         if (ask) return self.ask(*node);
@@ -222,7 +223,8 @@ bool Engine::on_node(abi::Tensor* node, bool ask, void* engine) {
     } catch (const std::exception& error) {
         self.fail(error.what());
     }
-    return !ask;
+    // The abort callback is asked only once a node more is computed, which ids of no expert would not outlive.
+    return !ask && !self.failure().has_value();
 }
 
 bool Engine::ask(const abi::Tensor& node) {

@@ -161,6 +161,7 @@ def test_shape_words() -> None:
         ("olmoe", "embd=512", "Q8_0", "heads * head_dim"),
         ("olmoe", "kv_heads=2", "Q8_0", "kv_heads = heads"),
         ("llama", "kv_heads=3", "Q8_0", "does not divide"),
+        ("grovemoe", "experts=9", "Q8_0", "does not divide experts=9"),
         ("glm4moe", "leading_dense=4", "Q8_0", "leaves no layer"),
         ("llama", "vocab=100", "Q8_0", str(SMALLEST_VOCAB)),
         ("llama", "tiny", "Q4_KM", "Q4_K_M"),

@@ -142,6 +142,11 @@ def check_shape(arch: str, shape: Shape) -> None:
         raise UsageError(f"shape: {arch} needs heads * head_dim = embd, and {shape.q} is not {shape.embd}")
     if find_architecture(arch).equal_heads and shape.kv_heads != shape.heads:
         raise UsageError(f"shape: {arch} needs kv_heads = heads, and {shape.kv_heads} is not {shape.heads}")
+    group = find_architecture(arch).keys.get("experts_per_group")
+    if isinstance(group, int) and shape.experts % group:
+        raise UsageError(
+            f"shape: {arch} groups experts by {group}, which does not divide experts={shape.experts}"
+        )
     if find_architecture(arch).dense and shape.leading_dense >= shape.layers:
         raise UsageError(
             f"shape: leading_dense={shape.leading_dense} leaves no layer of {shape.layers} with experts"

@@ -14,6 +14,7 @@ from moestream.errors import ModelError
 from moestream.model.ggml import binding_version, find_library
 from moestream.model.numbers import check_numbers
 from moestream.model.overrides import naming
+from moestream.model.tables import check_tables
 from moestream.model.types import Model
 
 
@@ -28,7 +29,8 @@ def known_architecture(arch: str) -> bool:
 
 
 def check_architecture(model: Model) -> None:
-    """Raises ModelError when this llama.cpp does not know the model's architecture, or would end over its numbers."""
+    """Raises ModelError when this llama.cpp does not know the model's architecture, or would end over its numbers or
+    its tables of experts."""
     if not known_architecture(model.arch):
         raise ModelError(
             f"{model.paths[0]}: architecture {model.arch!r} is unknown to {binding_version()}; "
@@ -36,6 +38,7 @@ def check_architecture(model: Model) -> None:
         )
     with naming(model.overrides):
         check_numbers(model)
+    check_tables(model)
 
 
 @cache

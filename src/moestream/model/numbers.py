@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from moestream.errors import ModelError
 from moestream.model.types import Model, Value
@@ -59,6 +60,7 @@ def _complaints(model: Model) -> Iterator[str]:
         # Only where all layers that see everything choose what they see: llama.cpp takes the tensor for granted.
         if model.arch == "dots3note" and not slides and f"blk.{layer}.indexer.attn_q_b.weight" not in names:
             yield f"layer {layer} is no sliding one and has no indexer"
+    yield from _groups_without_chunks(model)
     state = _state_bytes(model)
     if state > model.bytes:
         yield (
@@ -68,6 +70,18 @@ def _complaints(model: Model) -> Iterator[str]:
     for tensor in model.tensors:
         if len(tensor.shape) == 1 and tensor.type_name != "f32" and _VECTOR.search(tensor.name):
             yield f"tensor {tensor.name} is {tensor.type_name}, and llama.cpp computes with such vectors as f32 only"
+
+
+def _groups_without_chunks(model: Model) -> Iterator[str]:
+    """The chunk expert of an expert is the number of its group, which must be there: the last group may be a part."""
+    key = f"{model.arch}.experts_per_group"
+    size = model.metadata.get(key)
+    for routed, chunks in pairwise(model.banks):
+        if chunks.kind != "chunk" or not isinstance(size, int):
+            continue
+        if routed.count > size * chunks.count:
+            has = f"layer {routed.layer} has {chunks.count} chunk experts for {routed.count} experts"
+            yield f"{has} and {key} is {size}"
 
 
 def _any(value: Value) -> bool:
