@@ -1,4 +1,5 @@
-// Timed reads and copies for `moestream probe`; the interpreter is released meanwhile.
+// Timed reads and copies for `moestream probe`, and what of a file is in the page cache; the interpreter is released
+// meanwhile.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -7,6 +8,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -14,6 +16,7 @@
 
 #include "bind.h"
 #include "moestream/direct.h"
+#include "moestream/page_cache.h"
 #include "moestream/probe.h"
 
 namespace nb = nanobind;
@@ -75,6 +78,29 @@ std::pair<uint32_t, std::string> direct_reads(const nb::bytes& name) {
     return {found.alignment, found.refusal};
 }
 
+// What `count` finds, or, where it returns an errno, that as an OSError.
+template <class Count>
+uint64_t counted(Count&& count) {
+    uint64_t bytes = 0;
+    int error = 0;
+    {
+        const nb::gil_scoped_release released;
+        error = count(bytes);
+    }
+    if (error == 0) return bytes;
+    errno = error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+}
+
+uint64_t cached_bytes(int descriptor) {
+    return counted([&](uint64_t& bytes) { return count_cached_bytes(descriptor, bytes); });
+}
+
+uint64_t resident_bytes(int descriptor, const std::vector<std::pair<uint64_t, uint64_t>>& ranges) {
+    return counted([&](uint64_t& bytes) { return count_resident_bytes(descriptor, ranges, bytes); });
+}
+
 }  // namespace
 
 void bind_probe(nb::module_& m) {
@@ -89,4 +115,8 @@ void bind_probe(nb::module_& m) {
           "The same of copies within memory.");
     m.def("direct_reads", &direct_reads, nb::arg("path"),
           "What O_DIRECT reads of a file must be multiples of, and ''; or 0 and why there are none.");
+    m.def("cached_bytes", &cached_bytes, nb::arg("descriptor"),
+          "Bytes of an open file in the page cache, by cachestat. Raises OSError.");
+    m.def("resident_bytes", &resident_bytes, nb::arg("descriptor"), nb::arg("ranges"),
+          "The same of the pages of (offset, bytes) ranges, by mincore. Raises OSError.");
 }

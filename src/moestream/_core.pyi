@@ -175,3 +175,11 @@ def direct_reads(path: bytes) -> tuple[int, str]:
     """
     What O_DIRECT reads of a file must be multiples of, and ''; or 0 and why there are none.
     """
+
+def cached_bytes(descriptor: int) -> int:
+    """Bytes of an open file in the page cache, by cachestat. Raises OSError."""
+
+def resident_bytes(descriptor: int, ranges: Sequence[tuple[int, int]]) -> int:
+    """
+    The same of the pages of (offset, bytes) ranges, by mincore. Raises OSError.
+    """

@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import errno
-import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-#: The same on every architecture; Linux 6.5 and newer.
-_CACHESTAT = 451
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+from moestream.core import _core
+
 _BLOCK = 8 << 20
-
-
-class _Range(ctypes.Structure):
-    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
-
-
-class _Cachestat(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("cache", "dirty", "writeback", "evicted", "recently_evicted")
-    )
 
 
 def drop(paths: Sequence[Path]) -> None:
     """Ask the kernel to forget the files. Pages some process has mapped stay: see ``cached_bytes``."""
     for path in paths:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _write_back(handle)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)
+        with _opened(path) as descriptor:
+            _write_back(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _write_back(handle: int) -> None:
+def _write_back(descriptor: int) -> None:
     """Dirty pages, as a file just written has, are not dropped. What cannot be written to (squashfs, erofs) has none,
     and no fsync."""
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -65,15 +50,9 @@ def cached_bytes(paths: Sequence[Path]) -> int | None:
 
 
 def _by_cachestat(path: Path) -> int | None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        found, whole = _Cachestat(), _Range(0, 0)
-        if libc.syscall(_CACHESTAT, handle, ctypes.byref(whole), ctypes.byref(found), 0) != 0:
-            return None
-        return int(found.cache) * _PAGE
-    finally:
-        os.close(handle)
+    with _opened(path) as descriptor, contextlib.suppress(OSError):
+        return _core.cached_bytes(descriptor)
+    return None
 
 
 def _by_mincore(path: Path) -> int | None:
@@ -90,27 +69,17 @@ def _by_mincore(path: Path) -> int | None:
 def resident_bytes(path: str | Path, ranges: Iterable[tuple[int, int]]) -> int:
     """Bytes of the pages of ``(offset, bytes)`` ranges of a file that are in the page cache, by mincore.
 
-    The kernel tells only who could write to the file or owns it; of others' files it says that all is there.
+    Raises OSError. The kernel tells only who could write to the file or owns it; of others' files it says that all
+    is there.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with _opened(path) as descriptor:
+        return _core.resident_bytes(descriptor, list(ranges))
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        size = os.fstat(handle).st_size
-        total = 0
-        # ACCESS_COPY is a private mapping that may be written to, which is what ctypes takes an address of.
-        with mmap.mmap(handle, size, access=mmap.ACCESS_COPY) as mapped:
-            view = (ctypes.c_char * size).from_buffer(mapped)
-            base = ctypes.addressof(view)
-            del view
-            for offset, length in ranges:
-                first, last = offset // _PAGE, -(-min(offset + length, size) // _PAGE)
-                if last <= first:
-                    continue
-                found = (ctypes.c_ubyte * (last - first))()
-                start, span = ctypes.c_void_p(base + first * _PAGE), ctypes.c_size_t((last - first) * _PAGE)
-                if libc.mincore(start, span, found) != 0:
-                    raise OSError(ctypes.get_errno(), f"mincore of {path}")
-                total += sum(byte & 1 for byte in bytes(found)) * _PAGE
-        return total
+        yield descriptor
     finally:
-        os.close(handle)
+        os.close(descriptor)
