@@ -19,16 +19,20 @@ _DISTANCES = (1, 2, 4, 8, 16, 32)
 
 
 def analyze(
-    trace: Annotated[Path, typer.Argument(help="A trace, made by run --trace.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace, made by run --trace.")],
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write one JSON object there; - for stdout.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw a heat map, locality and recall: a .png, .svg or .pdf.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw a heat map, locality and recall: a .png, .svg or .pdf."),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Expert memory to count misses at: 25%, 400MB, recorded; several with commas."),
+        typer.Option(
+            metavar="LIST",
+            help="Expert memory to count misses at: 25%, 400MB, recorded; several with commas.",
+        ),
     ] = None,
 ) -> None:
     """Show skew, locality, how well predictors name what comes next, and what of it a cache would have missed.

@@ -33,28 +33,44 @@ _MECHANISMS = "mapped+willneed+mlock,default"
 
 
 def bench(
-    model: Annotated[str, typer.Argument(help="A GGUF file, any shard of a split model, or demo.")],
-    ram: Annotated[str, typer.Option(help="The cap of every arm, whole process: 4GiB, 1.1GB.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A GGUF file, any shard of a split model, or demo.")
+    ],
+    ram: Annotated[
+        str, typer.Option(metavar="SIZE", help="The cap of every arm, whole process: 4GiB, 1.1GB.")
+    ],
     mechanisms: Annotated[
         str,
         typer.Option(
-            help="With commas between; ladder: one lever at a time from stock to the default; all: each member once."
+            metavar="LIST",
+            help="With commas between; ladder: one lever at a time from stock to the default; all: each member once.",
         ),
     ] = _MECHANISMS,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="Three or more: JSON of names and texts, or texts with a line of --- between."),
+        typer.Option(
+            metavar="FILE",
+            help="Three or more: JSON of names and texts, or texts with a line of --- between.",
+        ),
     ] = None,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", min=4, help="Tokens a run generates.")] = _TOKENS,
+    tokens: Annotated[
+        int, typer.Option("-n", "--tokens", min=4, metavar="N", help="Tokens a run generates.")
+    ] = _TOKENS,
     seconds: Annotated[
         float,
         typer.Option(
-            min=1, max=3000, help="A run that decodes for longer ends there, after 11 tokens or more."
+            min=1,
+            max=3000,
+            metavar="S",
+            help="A run that decodes for longer ends there, after 11 tokens or more.",
         ),
     ] = _SECONDS,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of all arms.")] = _REPEATS,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Rounds of all arms.")
+    ] = _REPEATS,
     out: Annotated[
-        Path | None, typer.Option(help="Directory of the records. Left out: a new one, named by the date.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of the records. Left out: a new one, named by the date."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on in --out with the runs not made yet.")
@@ -70,9 +86,10 @@ def bench(
         bool, typer.Option("--share", help="Print one markdown block to paste, with no path in it.")
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, max=512, help="Compute threads. Left out: one for each CPU.")
+        int | None,
+        typer.Option(min=1, max=512, metavar="N", help="Compute threads. Left out: one for each CPU."),
     ] = None,
-    ctx: Annotated[int, typer.Option(min=64, max=2**20, help="Tokens of context.")] = _CTX,
+    ctx: Annotated[int, typer.Option(min=64, max=2**20, metavar="N", help="Tokens of context.")] = _CTX,
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="Write the summary; - for stdout.")
     ] = None,

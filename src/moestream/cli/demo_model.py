@@ -16,7 +16,8 @@ from moestream.units import format_bytes
 
 def demo_model(
     out: Annotated[
-        Path | None, typer.Option(help="Where to write it; by default where MODEL `demo` looks for it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write it; by default where MODEL `demo` looks for it."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build it again even if it is there.")] = False,
 ) -> None:

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 def fit(
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Traces of one model.")],
-    out: Annotated[Path, typer.Option(help="Where to write the fit, an .npz file.")],
-    wishes: Annotated[int, typer.Option(min=1, max=64, help="Experts it names a layer when it runs.")] = 1,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the fit, an .npz file.")],
+    wishes: Annotated[
+        int, typer.Option(min=1, max=64, metavar="N", help="Experts it names a layer when it runs.")
+    ] = 1,
 ) -> None:
     """Fit a linear map from the choices already made to the next layer's, and say how well it does.
 

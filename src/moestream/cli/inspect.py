@@ -15,7 +15,9 @@ from moestream.units import format_bytes
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="A GGUF file, any shard of a split model, or demo.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A GGUF file, any shard of a split model, or demo.")
+    ],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Read the whole model and try every value of every tensor.")

@@ -75,15 +75,19 @@ def run(
         list[str],
         typer.Argument(metavar="NAME", help="Of `lab list`, or a TOML file of your own; or all."),
     ],
-    model: Annotated[str, typer.Option(help="A GGUF file (any shard), or demo.")] = "demo",
+    model: Annotated[str, typer.Option(metavar="MODEL", help="A GGUF file (any shard), or demo.")] = "demo",
     ram: Annotated[
         str | None,
-        typer.Option(help="Instead of a third of the model, for arms that name no cap of their own."),
+        typer.Option(
+            metavar="SIZE", help="Instead of a third of the model, for arms that name no cap of their own."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts, repeats and tokens.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory for runs.jsonl and verdict.json; of several, one for each in it."),
+        typer.Option(
+            metavar="DIR", help="Directory for runs.jsonl and verdict.json; of several, one for each in it."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what --out already holds.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Begin anew where --out holds one.")] = False,

@@ -11,6 +11,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NoReturn
@@ -42,6 +43,13 @@ COMMANDS = {
 }
 #: The base of the parser's complaints, whichever copy of click this typer brings.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+#: A range of numbers as the parser writes it.
+_RANGE = re.compile(r"(?:(?P<least>[\d.]+)<=x<=(?P<most>[\d.]+)|x>=(?P<alone>[\d.]+))")
+#: What follows a name there.
+_TYPE = re.compile(r" <[^>]*>$")
+_MOST_TOLD = 1 << 20
 
 
 class _ReaderGone(Exception):
@@ -83,15 +91,46 @@ class _Commands(TyperGroup):
         function = cmd_name.replace("-", "_")
         module = importlib.import_module(f"moestream.cli.{function}")
         found = getattr(module, function)
-        if isinstance(found, typer.Typer):
-            return typer.main.get_command(found)
-        one = typer.Typer(add_completion=False, rich_markup_mode=None)
-        one.command(cmd_name)(found)
-        return typer.main.get_command(one)
+        if not isinstance(found, typer.Typer):
+            one = typer.Typer(add_completion=False, rich_markup_mode=None)
+            one.command(cmd_name)(found)
+            found = one
+        return _with_plain_help(typer.main.get_command(found))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _with_plain_help(command: Any) -> Any:
+    """The command, its help saying ``MODEL`` where the parser's says ``{MODEL}`` and ``MODEL <str>``, and ``1 to 512``
+    where that says ``1<=x<=512``."""
+    for one in getattr(command, "commands", {}).values():
+        _with_plain_help(one)
+    format_usage, format_options = command.format_usage, command.format_options
+
+    def usage(context: Any, formatter: Any) -> None:
+        write = formatter.write_usage
+        formatter.write_usage = lambda program, words: write(program, re.sub("[{}]", "", words))
+        format_usage(context, formatter)
+
+    def options(context: Any, formatter: Any) -> None:
+        write = formatter.write_dl
+        formatter.write_dl = lambda rows: write(
+            [(_TYPE.sub("", name), _RANGE.sub(_plain_range, text)) for name, text in rows]
+        )
+        format_options(context, formatter)
+
+    command.format_usage, command.format_options = usage, options
+    return command
+
+
+def _plain_range(match: re.Match[str]) -> str:
+    least = (match["least"] or match["alone"]).removesuffix(".0")
+    # Larger bounds only keep numbers from wrapping round.
+    if match["most"] and float(match["most"]) <= _MOST_TOLD:
+        return f"{least} to {match['most'].removesuffix('.0')}"
+    return f"{least} or more"
 
 
 app = typer.Typer(cls=_Commands, add_completion=False, rich_markup_mode=None, no_args_is_help=True)

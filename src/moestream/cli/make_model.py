@@ -14,15 +14,19 @@ from moestream.make import ARCHITECTURES, SHAPES
 
 
 def make_model(
-    arch: Annotated[str, typer.Option(help=f"One of: {', '.join(ARCHITECTURES)}.")],
+    arch: Annotated[str, typer.Option(metavar="NAME", help=f"One of: {', '.join(ARCHITECTURES)}.")],
     shape: Annotated[
-        str, typer.Option(help=f"One of {', '.join(SHAPES)}, and/or overrides: tiny,layers=8,ff=1024.")
+        str,
+        typer.Option(
+            metavar="SHAPE", help=f"One of {', '.join(SHAPES)}, and/or overrides: tiny,layers=8,ff=1024."
+        ),
     ],
     quant: Annotated[
-        str, typer.Option(help="A ggml type (Q8_0, Q4_K, MXFP4, F16, ...) or the mixture Q4_K_M.")
+        str,
+        typer.Option(metavar="TYPE", help="A ggml type (Q8_0, Q4_K, MXFP4, F16, ...) or the mixture Q4_K_M."),
     ],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, other weights.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Another seed, other weights.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Write a model of any supported architecture and size, with random weights that ggml's own quantizer has

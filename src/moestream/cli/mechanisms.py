@@ -25,7 +25,7 @@ _TITLES = {
 
 def mechanisms(
     directory: Annotated[
-        Path, typer.Option("--dir", help="Where models lie: the file system that is tried.")
+        Path, typer.Option("--dir", metavar="DIR", help="Where models lie: the file system that is tried.")
     ] = Path(),
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:

@@ -22,20 +22,32 @@ if TYPE_CHECKING:
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A GGUF file, any shard of a split model, or demo.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A GGUF file, any shard of a split model, or demo.")
+    ],
     ram: Annotated[
-        str | None, typer.Option(help="Memory for the whole process: 4GiB, 1.1GB. Left out: what is free.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory for the whole process: 4GiB, 1.1GB. Left out: what is free."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     ctx: Annotated[
-        int, typer.Option(min=0, max=2**31 - 1, help="Tokens of context; 0: what the model was trained with.")
+        int,
+        typer.Option(
+            min=0, max=2**31 - 1, metavar="N", help="Tokens of context; 0: what the model was trained with."
+        ),
     ] = 4096,
     mechanism: Annotated[
         str | None,
-        typer.Option(help="Plan for this mechanism. Left out: in memory if it fits, else the arena."),
+        typer.Option(
+            metavar="MECHANISM",
+            help="Plan for this mechanism. Left out: in memory if it fits, else the arena.",
+        ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a prompt in one step. Left out: by the cap.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Most tokens of a prompt in one step. Left out: by the cap."),
     ] = None,
     i_know: Annotated[bool, typer.Option("--i-know", help="Ask a llama.cpp that is not tested.")] = False,
 ) -> None:

@@ -24,12 +24,14 @@ def probe(
     model: Annotated[
         str | None,
         typer.Option(
+            metavar="MODEL",
             help="Measure with this GGUF file (any shard), or demo. Its cached pages are dropped. Without it and "
-            "--dir: demo if it is made, else --dir here."
+            "--dir: demo if it is made, else --dir here.",
         ),
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Measure with a file of 1 GiB made here, and removed.")
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Measure with a file of 1 GiB made here, and removed."),
     ] = None,
     json: Annotated[
         str | None,

@@ -29,18 +29,29 @@ def replay(
     traces: Annotated[list[str], typer.Argument(metavar="TRACE", help="Traces of one model (run --trace).")],
     policy: Annotated[
         str | None,
-        typer.Option(help="Names with commas, or all. Left out: the ones worth comparing, and belady."),
+        typer.Option(
+            metavar="LIST", help="Names with commas, or all. Left out: the ones worth comparing, and belady."
+        ),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="25%, 400MB or recorded, with commas. Left out: a curve up to all experts."),
+        typer.Option(
+            metavar="LIST", help="25%, 400MB or recorded, with commas. Left out: a curve up to all experts."
+        ),
     ] = None,
-    disk: Annotated[str | None, typer.Option(help="The disk's rate, for an expected speed: 1.9GB/s.")] = None,
-    compute: Annotated[str | None, typer.Option(help="A token's time with all in memory: 34ms.")] = None,
+    disk: Annotated[
+        str | None, typer.Option(metavar="RATE", help="The disk's rate, for an expected speed: 1.9GB/s.")
+    ] = None,
+    compute: Annotated[
+        str | None, typer.Option(metavar="TIME", help="A token's time with all in memory: 34ms.")
+    ] = None,
     probe: Annotated[
-        Path | None, typer.Option(help="Take both rates from this file. Left out: from the kept probe.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Take both rates from this file. Left out: from the kept probe."),
     ] = None,
-    half: Annotated[str | None, typer.Option(help="Only the first or the second half of the steps.")] = None,
+    half: Annotated[
+        str | None, typer.Option(metavar="HALF", help="Only the first or the second half of the steps.")
+    ] = None,
     warm_half: Annotated[
         bool, typer.Option("--warm-half", help="The first half warms the cache, the second is counted.")
     ] = False,
@@ -48,9 +59,12 @@ def replay(
         bool, typer.Option("--no-speculation", help="Leave out what the engine read early.")
     ] = False,
     json: Annotated[
-        str | None, typer.Option(help="Write one JSON object to this file; - prints it instead.")
+        str | None,
+        typer.Option(metavar="FILE", help="Write one JSON object to this file; - prints it instead."),
     ] = None,
-    plot: Annotated[str | None, typer.Option(help="Draw the curves: a .png, .svg or .pdf.")] = None,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw the curves: a .png, .svg or .pdf.")
+    ] = None,
 ) -> None:
     """Feed recorded routes to the engine's own cache under other policies and budgets: hits, bytes, expected speed.
 

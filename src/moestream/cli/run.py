@@ -85,30 +85,53 @@ class Job:
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="A GGUF file, any shard of a split model, or demo.")],
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to go on from.")],
-    tokens: Annotated[int, typer.Option("-n", "--tokens", min=0, help="Most tokens to generate.")] = 128,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A GGUF file, any shard of a split model, or demo.")
+    ],
+    prompt: Annotated[str, typer.Option("-p", "--prompt", metavar="TEXT", help="The text to go on from.")],
+    tokens: Annotated[
+        int, typer.Option("-n", "--tokens", min=0, metavar="N", help="Most tokens to generate.")
+    ] = 128,
     ram: Annotated[
-        str | None, typer.Option(help="Memory for the whole process: 4GiB, 1.1GB. Left out: what is free.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory for the whole process: 4GiB, 1.1GB. Left out: what is free."
+        ),
     ] = None,
     mechanism: Annotated[
-        str | None, typer.Option(help="How experts travel. Left out: in memory if it fits, else the arena.")
+        str | None,
+        typer.Option(
+            metavar="MECHANISM", help="How experts travel. Left out: in memory if it fits, else the arena."
+        ),
     ] = None,
     ctx: Annotated[
-        int, typer.Option(min=0, max=2**31 - 1, help="Tokens of context; 0: what the model was trained with.")
+        int,
+        typer.Option(
+            min=0, max=2**31 - 1, metavar="N", help="Tokens of context; 0: what the model was trained with."
+        ),
     ] = 4096,
     threads: Annotated[
-        int | None, typer.Option(min=1, max=512, help="Compute threads. Left out: one for each CPU.")
+        int | None,
+        typer.Option(min=1, max=512, metavar="N", help="Compute threads. Left out: one for each CPU."),
     ] = None,
-    temp: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0: the likeliest token.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")] = None,
+    temp: Annotated[
+        float, typer.Option(min=0.0, metavar="NUMBER", help="Sampling temperature; 0: the likeliest token.")
+    ] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Seed of the sampling.")
+    ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a prompt in one step. Left out: by the cap.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Most tokens of a prompt in one step. Left out: by the cap."),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write what happened to this file, as JSON.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what happened to this file, as JSON.")
+    ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Record routes, reads and steps in this Parquet file; no governor then."),
+        typer.Option(
+            metavar="FILE", help="Record routes, reads and steps in this Parquet file; no governor then."
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the text, and errors.")] = False,
     strict: Annotated[

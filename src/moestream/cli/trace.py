@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Steps shown at either end.
 _SHOWN = 3
-_FILE = typer.Argument(help="A Parquet file that run --trace or a benchmark has written.")
+_FILE = typer.Argument(metavar="TRACE", help="A Parquet file that run --trace or a benchmark has written.")
 
 trace = typer.Typer(
     add_completion=False,
@@ -43,7 +43,10 @@ def show(
 @trace.command()
 def export(
     file: Annotated[Path, _FILE],
-    csv: Annotated[Path, typer.Option("--csv", help="One row a step; the experts go to NAME.experts.csv.")],
+    csv: Annotated[
+        Path,
+        typer.Option("--csv", metavar="FILE", help="One row a step; the experts go to NAME.experts.csv."),
+    ],
     quiet: Annotated[bool, typer.Option("-q", help="Leave out the rows of experts.")] = False,
 ) -> None:
     """Write a trace as CSV: its steps, and its routes.
@@ -58,7 +61,9 @@ def export(
 
 
 @trace.command()
-def recover(file: Annotated[Path, typer.Argument(help="The file the run was to write.")]) -> None:
+def recover(
+    file: Annotated[Path, typer.Argument(metavar="TRACE", help="The file the run was to write.")],
+) -> None:
     """Finish the trace of a run that died: FILE.partial becomes FILE."""
     from moestream.trace.write import recover as finish
 
