@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moestream.analyze.choices import Bool, Choices, Float, back, source, split
+from moestream.analyze.steps import Progress, Steps, silent
 from moestream.errors import RefusedError, UsageError
 from moestream.files import check_directory, exists
 from moestream.make.output import new_file
@@ -85,7 +86,14 @@ def recall(named: NDArray[np.integer], hot: NDArray[np.generic]) -> float | None
     return float((found.sum(axis=1) / hot.sum(axis=1)).mean())
 
 
-def fit(traces: Sequence[Choices], identity: str, name: str, experts: Sequence[int], wishes: int) -> Fit:
+def fit(
+    traces: Sequence[Choices],
+    identity: str,
+    name: str,
+    experts: Sequence[int],
+    wishes: int,
+    progress: Progress = silent,
+) -> Fit:
     """Fit one map a layer on traces of one model whose banks have ``experts``. The penalty is the one whose maps
     recall most, over all layers, on the last quarter of what is not held out. RefusedError for too few tokens."""
     for choices in traces:
@@ -96,7 +104,8 @@ def fit(traces: Sequence[Choices], identity: str, name: str, experts: Sequence[i
             )
         if choices.banks != traces[0].banks:
             raise RefusedError("the traces route different layers: fit only traces of the whole model")
-    penalty = choose_penalty(traces)
+    steps = Steps(2 * len(traces[0].banks), progress)
+    penalty = choose_penalty(traces, steps)
     maps: list[Linear | None] = [None] * len(experts)
     report = []
     for target, bank in enumerate(traces[0].banks):
@@ -104,6 +113,7 @@ def fit(traces: Sequence[Choices], identity: str, name: str, experts: Sequence[i
         before = traces[0].banks[source(traces[0], target, 1)[0]]
         maps[bank] = Linear(before, weights.astype(np.float32), bias.astype(np.float32))
         report.append({"layer": traces[0].layers[target], **_recalls(traces, target, weights, bias)})
+        steps.step()
     counts = np.zeros(sum(experts), np.int64)
     first = np.concatenate([[0], np.cumsum(experts)])
     for choices in traces:
@@ -140,8 +150,9 @@ def _pooled(traces: Sequence[Choices], target: int, which: str) -> tuple[Float, 
     return x, y
 
 
-def choose_penalty(traces: Sequence[Choices]) -> float:
-    """The penalty whose maps, learnt on three quarters of what is not held out, recall most of the other quarter."""
+def choose_penalty(traces: Sequence[Choices], steps: Steps) -> float:
+    """The penalty whose maps, learnt on three quarters of what is not held out, recall most of the other quarter; a
+    step a layer."""
     totals = np.zeros(len(LAMBDAS))
     for target in range(len(traces[0].layers)):
         ridge = Ridge(*_pooled(traces, target, "learn"))
@@ -149,6 +160,7 @@ def choose_penalty(traces: Sequence[Choices]) -> float:
         for number, penalty in enumerate(LAMBDAS):
             weights, bias = ridge.weights(penalty)
             totals[number] += recall(rank(x @ weights.T + bias, traces[0].used[target]), y) or 0.0
+        steps.step()
     return LAMBDAS[int(totals.argmax())]
 
 

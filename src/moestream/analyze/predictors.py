@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from moestream.analyze import fit
 from moestream.analyze.choices import Bool, Choices, Int32, back, source, split
+from moestream.analyze.steps import Progress, Steps, silent
 from moestream.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Named:
 Predictions = dict[str, dict[int, list[Named]]]
 
 
-def predict(choices: Choices, seed: int = 0) -> Predictions:
+def predict(choices: Choices, seed: int = 0, progress: Progress = silent) -> Predictions:
     """By predictor and lookahead, for each layer, as many experts as a token uses. ``previous`` and ``random`` see
     nothing of this token, so they say the same whatever the lookahead; ``ridge`` is left out of a trace too short to
     fit it on."""
@@ -59,17 +60,21 @@ def predict(choices: Choices, seed: int = 0) -> Predictions:
         "previous": dict.fromkeys(LOOKAHEADS, previous),
         "random": dict.fromkeys(LOOKAHEADS, random),
     }
-    penalty = _penalty(choices)
+    # Nearly all the time goes into these fits.
+    steps = Steps(len(layers) * (1 + len(LOOKAHEADS)), progress)
+    penalty = _penalty(choices, steps)
     if penalty is not None:
-        made["ridge"] = {ahead: [_ridge(choices, t, ahead, penalty) for t in layers] for ahead in LOOKAHEADS}
+        made["ridge"] = {
+            ahead: [_ridge(choices, t, ahead, penalty, steps) for t in layers] for ahead in LOOKAHEADS
+        }
     return made
 
 
-def _penalty(choices: Choices) -> float | None:
+def _penalty(choices: Choices, steps: Steps) -> float | None:
     if choices.tokens < fit.FEWEST_TOKENS:
         return None
     try:
-        return fit.choose_penalty([choices])
+        return fit.choose_penalty([choices], steps)
     except RefusedError:
         return None  # a layer was seen too rarely, as the last one of a prompt is
 
@@ -80,7 +85,7 @@ def _earlier(ids: Int32) -> Int32:
     return earlier
 
 
-def _ridge(choices: Choices, target: int, lookahead: int, penalty: float) -> Named:
+def _ridge(choices: Choices, target: int, lookahead: int, penalty: float, steps: Steps) -> Named:
     end = split(choices.tokens, fit.HELD_OUT)
     learnt = fit.examples(choices, target, lookahead, np.arange(choices.tokens) < end)
     ids = np.full((choices.tokens, choices.used[target]), -1, np.int32)
@@ -90,6 +95,7 @@ def _ridge(choices: Choices, target: int, lookahead: int, penalty: float) -> Nam
         layer, tokens_back = source(choices, target, lookahead)
         known = back(choices.seen(layer), tokens_back) & back(choices.seen(target), 1)
         ids[known] = fit.rank(scores[known], choices.used[target])
+    steps.step()
     return Named(ids)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moestream.analyze import misses, predictors, routing
 from moestream.analyze.choices import from_trace
+from moestream.analyze.steps import Progress, silent
 from moestream.errors import MechanismError, RefusedError
 from moestream.mechanism import DEFAULT, Mechanism
 
@@ -28,7 +29,9 @@ def cache_policy(mechanism: str) -> str:
     )
 
 
-def analyze(trace: Trace, recording: Recording, budgets: Sequence[Budget]) -> dict[str, Any]:
+def analyze(
+    trace: Trace, recording: Recording, budgets: Sequence[Budget], progress: Progress = silent
+) -> dict[str, Any]:
     """``recording``: the same trace, prepared for replay. Shares are from 0 to 1, sizes in bytes, a value that cannot
     be said None; lists by layer are in the order of ``layers``."""
     try:
@@ -38,7 +41,7 @@ def analyze(trace: Trace, recording: Recording, budgets: Sequence[Budget]) -> di
             f"{recording.name} was recorded under a mechanism this version does not know: {error}"
         ) from None
     choices = from_trace(trace, recording.name)
-    predictions = predictors.predict(choices)
+    predictions = predictors.predict(choices, progress=progress)
     named = predictors.recorded(trace, choices)
     if 1 in named and own != "none":
         # What the run itself named, under its own text: gate:2.

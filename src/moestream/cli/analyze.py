@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moestream.cli.banner import Bar
 from moestream.errors import UsageError
 from moestream.files import exists
 from moestream.report import check_writable, write_json
@@ -49,7 +50,8 @@ def analyze(
     found = read_trace(trace)
     recording = prepare(found, str(trace))
     budgets = parse_budgets(budget or ("recorded" if recording.capacities else "25%"), [recording])
-    document = make(found, recording, budgets)
+    with Bar(sys.stderr, "analyzing") as bar:
+        document = make(found, recording, budgets, bar.update)
     if plot is not None:
         draw(document, plot)
     if json == "-":

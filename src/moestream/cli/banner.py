@@ -35,6 +35,12 @@ class Bar:
         self._task: Any = None
         self._lock = threading.Lock()
 
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def update(self, done: int, total: int) -> None:
         """``done`` of ``total``. From any thread."""
         with self._lock:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moestream.cli.banner import Bar
 from moestream.units import format_bytes
 
 if TYPE_CHECKING:
@@ -35,13 +37,10 @@ def fit(
     found = [read_trace(path) for path in traces]
     check_same_model([prepare(trace, str(path)) for trace, path in zip(found, traces, strict=True)])
     model = found[0].meta["model"]
-    made = make(
-        [from_trace(trace, str(path)) for trace, path in zip(found, traces, strict=True)],
-        found[0].identity,
-        str(model.get("name", "")),
-        found[0].experts,
-        wishes,
-    )
+    choices = [from_trace(trace, str(path)) for trace, path in zip(found, traces, strict=True)]
+    name = str(model.get("name", ""))
+    with Bar(sys.stderr, "fitting") as bar:
+        made = make(choices, found[0].identity, name, found[0].experts, wishes, bar.update)
     write_fit(made, out)
     _print(made, out)
 

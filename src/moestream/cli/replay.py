@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_module
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moestream.cli.banner import Bar
 from moestream.errors import RefusedError, UsageError
 from moestream.probe import saved_probe_of
 from moestream.report import check_writable, write_json
@@ -98,7 +100,7 @@ def replay(
     policies = parse_policies(policy, load)
     budgets = parse_budgets(budget, recordings)
     checked = [_check(trace, recording, load) for (_, trace), recording in zip(read, recordings, strict=True)]
-    points = list(curves(recordings, policies, budgets, options))
+    points = _replayed(curves(recordings, policies, budgets, options), _count(recordings, policies, budgets))
     if json is not None:
         document = describe(recordings, checked, points, options, kept)
         if json == "-":
@@ -111,6 +113,21 @@ def replay(
         draw(points, Path(plot), title=_title(recordings, options))
     if json != "-":
         _print(recordings, checked, points, options, _rates_line(kept, options))
+
+
+def _count(recordings: list[Any], policies: list[Any], budgets: list[Any]) -> int:
+    """Points of ``curves``; several traces have one more for all of them."""
+    return len(policies) * len(budgets) * (len(recordings) + (len(recordings) > 1))
+
+
+def _replayed(points: Iterator[Point], count: int) -> list[Point]:
+    """All points, with a bar while they are made."""
+    found = []
+    with Bar(sys.stderr, "replaying") as bar:
+        for point in points:
+            found.append(point)
+            bar.update(len(found), count)
+    return found
 
 
 def _check_words(
