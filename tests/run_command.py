@@ -6,7 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+
+from typed import typed
 
 #: A prompt that this random model goes on from for hundreds of tokens.
 PROMPT = "Once upon a time"
@@ -17,10 +18,8 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "moestream", "run", *(str(word) for word in words)]
 
 
-def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*words), capture_output=True, text=True, errors="replace", timeout=120, **options
-    )
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    return typed("run", *words)
 
 
 def refusal(done: subprocess.CompletedProcess[str], code: int) -> str:

@@ -22,6 +22,7 @@ from moestream.binding import libllama_path
 from moestream.box import process_memory
 from moestream.dryrun import plan_context
 from moestream.model import check_architecture, read_model
+from typed import typed
 
 #: A key of the small model, the number put in its place, and what must be said of it. ``ggml.c`` is C, the others C++;
 #: all but the first are asserted while the context is made.
@@ -84,13 +85,7 @@ def test_a_command_says_one_line(command: str, which: str, tiny: Callable[..., P
     key, value, said = ODD[which]
     path = odd(tiny("olmoe"), key, value, tmp_path / "odd.gguf")
     words = {"plan": [], "run": ["-p", "a", "-n", "1", "--ctx", "64"]}[command]
-    done = subprocess.run(
-        [sys.executable, "-m", "moestream", command, str(path), *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = typed(command, path, *words)
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert str(path) in done.stderr

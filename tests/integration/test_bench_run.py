@@ -21,6 +21,7 @@ from moestream.box import Cage
 from moestream.lab.bench_journal import read_runs
 from moestream.trace import Trace
 from moestream.trace.read import read_trace
+from typed import typed
 
 #: Larger than the cap by so much that experts leave.
 _SHAPE = "tiny,layers=8,experts=32,embd=512,heads=8,kv_heads=8,ff=1024,used=4"
@@ -40,8 +41,8 @@ def command(model: Path, out: Path, *words: str) -> list[str]:
     return [*start, "-n", "5", "--ctx", "512", "--repeats", "1", *words]
 
 
-def run(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), capture_output=True, text=True, check=False, **options)
+def run(*words: Any) -> subprocess.CompletedProcess[str]:
+    return typed(*command(*words)[3:], timeout=600)
 
 
 def caged() -> bool:

@@ -23,11 +23,11 @@ from ggufs import rewrite, tensor_sources, write_gguf, write_split
 from moestream.errors import ModelError
 from moestream.model import Model, read_model
 from moestream.model.check import PIECE_BYTES, check_weights
+from typed import typed
 
 
 def inspect(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "moestream", "inspect", str(path), "--check", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return typed("inspect", path, "--check", *words)
 
 
 def poisoned(model: Model, name: str, at: int, value: bytes, out: Path) -> Path:

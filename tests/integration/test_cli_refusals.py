@@ -15,13 +15,14 @@ from gguf import GGUFEndian
 
 from ggufs import cut, dense_tensors, patch, set_tensor_type, split_gguf, tensor_table_offset, write_gguf
 from moestream.make import make_model
+from typed import typed
 
 
 def refusal(*words: object, within: tuple[str, ...] = ()) -> str:
     """The one line of a command that is refused; asserts exit code 3 and that nothing else was said.
     ``within``: the words of a program that runs it."""
     command = [*within, sys.executable, "-m", "moestream", *(str(word) for word in words)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120) if within else typed(*words)
     assert done.returncode == 3, done
     assert done.stdout == ""
     lines = done.stderr.splitlines()

@@ -5,8 +5,6 @@ The list is the program's own (``moestream.members``), so that a new member is t
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from moestream.box import abilities
 from moestream.lab.bench_engaged import broken_promises
 from moestream.mechanism import Mechanism
 from moestream.members import FAMILIES, GROUPS, Argument
+from typed import typed
 
 ARCHS = ("olmoe", "gpt-oss")
 #: Two steps of a prompt and some of decoding, with few enough experts that most routes evict.
@@ -102,8 +101,7 @@ def seed_file(tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, 
             return trace
         fit = directory / f"{arch}.npz"
         if not fit.exists():
-            words = [sys.executable, "-m", "moestream", "fit", str(trace), "--out", str(fit)]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+            done = typed("fit", trace, "--out", fit)
             assert done.returncode == 0, done.stderr
         return fit
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from children import run_child
 from conftest import load, same_answer
 from ggufs import dense_tensors, expert_tensors, write_gguf
 from moestream.model import check_architecture, read_model
+from typed import typed
 
 TABLE = "blk.0.ffn_gate_tid2eid.weight"
 #: Python for a child that takes any table.
@@ -45,8 +44,7 @@ def test_a_table_of_tokens(expert: int, tiny: Any, stock: Any, tmp_path: Path) -
 @pytest.mark.parametrize("words", [("plan",), ("inspect", "--check"), ("run", "-p", "a", "-n", "1")])
 def test_every_command_says_so(words: tuple[str, ...], tiny: Any, tmp_path: Path) -> None:
     path = with_entry(tiny("deepseek4"), 300, 99, tmp_path / "m.gguf")
-    command = [sys.executable, "-m", "moestream", words[0], str(path), *words[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = typed(words[0], path, *words[1:])
     assert (done.returncode, done.stdout) == (3, "")
     (line,) = done.stderr.splitlines()
     assert "names expert 99 for token 300" in line

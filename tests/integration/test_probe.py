@@ -18,6 +18,7 @@ import pytest
 from moestream.model import read_model
 from moestream.probe import compute, disk, save_probe, saved_probe
 from moestream.probe.run import run_probe
+from typed import typed
 
 SMALL = replace(disk.QUICK, rounds=1, case_bytes=1 << 20, case_s=0.02)
 
@@ -36,14 +37,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moestream.probe.run.QUICK_S", 240.0)
 
 
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "moestream", "probe", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        check=False,
-    )
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return typed("probe", *words, timeout=600)
 
 
 def test_a_probe_of_a_model_has_every_part_and_is_found_again(
@@ -125,12 +120,7 @@ def test_the_command_prints_lines_writes_json_and_keeps_it(
     document = json.loads(out.read_text())
     assert json.loads(next(cache.glob("probe-*.json")).read_text()) == document
     assert document["quick"] is True
-    planned = subprocess.run(
-        [sys.executable, "-m", "moestream", "plan", str(path), "--ram", "1GiB", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    planned = typed("plan", path, "--ram", "1GiB", "--json")
     assert json.loads(planned.stdout)["probe"]["disk_bytes_per_s"] == document["disk_bytes_per_s"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import moestream
 from answers import last_logits, prompt_tokens
 from conftest import load, plain
 from moestream.binding import low
+from typed import typed
 
 #: Of the pinned llama.cpp: diffusion models and an encoder.
 WITHOUT_MEMORY = ("llada-moe", "rnd1", "nomic-bert-moe")
@@ -60,10 +59,7 @@ def test_text_of_a_model_without_a_memory_is_refused(arch: str, tiny: Callable[.
 
 
 def test_a_run_of_it_says_so_in_one_line(tiny: Callable[..., Path]) -> None:
-    words = [str(tiny("llada-moe")), "-p", "a", "-n", "2", "--ctx", "64"]
-    done = subprocess.run(
-        [sys.executable, "-m", "moestream", "run", *words], capture_output=True, text=True, check=False
-    )
+    done = typed("run", tiny("llada-moe"), "-p", "a", "-n", 2, "--ctx", 64)
     assert (done.returncode, done.stdout) == (3, "")
     assert "has no memory" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -16,6 +16,7 @@ from moestream.geometry import slab_geometry
 from moestream.make import make_model
 from moestream.model import read_model
 from run_command import CONTEXT, PROMPT, evicting_cap, run, smallest_cap
+from typed import typed
 
 
 @pytest.fixture(scope="module")
@@ -166,10 +167,7 @@ def test_a_plan_counts_what_a_mechanism_reads_from_a_file(tiny: Path, tmp_path: 
         == 0
     )
     pinned = ("--ctx", CONTEXT, "--mechanism", f"arena+pinned:{trace}")
-    words = [sys.executable, "-m", "moestream", "plan", str(tiny), *pinned, "--json"]
-    planned = json.loads(
-        subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
-    )
+    planned = json.loads(typed("plan", tiny, *pinned, "--json").stdout)
     cap = f"{planned['smallest_cap_bytes'] // 10**6}MB"
     done = run(tiny, "-p", PROMPT, "-n", 4, *pinned, "--ram", cap, "--quiet")
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -137,11 +136,7 @@ def test_json_never_replaces_the_model_or_a_device(tiny: Path, tmp_path: Path, t
     link.symlink_to(tiny)
     out = {"model": tiny, "link": link}.get(target, Path(target))
     before = tiny.read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-m", "moestream", "run", str(tiny), "-p", "a", "-n", "1", "--json", str(out)],
-        capture_output=True,
-        text=True,
-    )
+    done = run(tiny, "-p", "a", "-n", 1, "--json", out)
     assert done.returncode == 2
     assert done.stderr.startswith(f"moestream: --json {out}: ")
     assert tiny.read_bytes() == before

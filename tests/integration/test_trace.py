@@ -24,6 +24,7 @@ from moestream.trace import TraceBuilder
 from moestream.trace.read import read_trace
 from moestream.trace.write import FLUSH_STEPS, TraceWriter, recover
 from trace_steps import names_in, same, silent
+from typed import typed
 
 MECHANISM = "arena+uring:8+lru+gate:1"
 
@@ -178,10 +179,8 @@ def test_run_writes_what_trace_shows(tiny, tmp_path: Path) -> None:
         "--trace",
         str(path),
     ]
-    command = [sys.executable, "-m", "moestream"]
-    subprocess.run([*command, *words], capture_output=True, check=True)
-    shown = subprocess.run([*command, "trace", "show", str(path), "--json"], capture_output=True, check=True)
-    said = json.loads(shown.stdout)
+    assert typed(*words).returncode == 0
+    said = json.loads(typed("trace", "show", path, "--json").stdout)
     assert said["meta"]["mechanism"] == f"{MECHANISM}+anon"
     assert said["meta"]["command"][1:] == words
     assert said["decode"]["tokens"] == 7

@@ -20,6 +20,7 @@ from moestream.box import ProcessMemory
 from moestream.cli import main as cli
 from moestream.cli.banner import Bar, held_bytes, summary
 from moestream.report import check_writable, write_json
+from typed import typed
 
 
 def moestream(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -88,7 +89,7 @@ def test_without_a_word_the_help() -> None:
     ],
 )
 def test_wrong_words(words: list[str], says: str, tmp_path: Path) -> None:
-    assert says in refusal(moestream(*words, cwd=tmp_path), 2)
+    assert says in refusal(typed(*words, cwd=tmp_path), 2)
 
 
 def test_the_demo_model_that_is_not_made(tmp_path: Path) -> None:
@@ -171,17 +172,17 @@ def test_a_stdout_that_takes_nothing_is_told_in_one_line(words: list[str], tmp_p
 def test_a_name_too_long_is_refused_before_any_work(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf")
     for words in (["--json", "a" * 300], ["--json", "a" * 250], ["--trace", "a" * 240 + ".parquet"]):
-        said = refusal(moestream("run", str(tmp_path / "m.gguf"), "-p", "x", *words, cwd=tmp_path), 2)
+        said = refusal(typed("run", tmp_path / "m.gguf", "-p", "x", *words, cwd=tmp_path), 2)
         assert words[0] in said
         assert "a name of at most" in said
 
 
 def test_a_policy_on_run_explains_itself() -> None:
-    said = refusal(moestream("run", "m.gguf", "-p", "x", "--policy", "belady"), 2)
+    said = refusal(typed("run", "m.gguf", "-p", "x", "--policy", "belady"), 2)
     assert "moestream replay TRACE --policy belady" in said
-    said = refusal(moestream("run", "m.gguf", "-p", "x", "--mechanism", "arena+belady"), 3)
+    said = refusal(typed("run", "m.gguf", "-p", "x", "--mechanism", "arena+belady"), 3)
     assert "moestream replay TRACE --policy belady" in said
-    said = refusal(moestream("run", "m.gguf", "-p", "x", "--policy", "lru"), 2)
+    said = refusal(typed("run", "m.gguf", "-p", "x", "--policy", "lru"), 2)
     assert "--mechanism arena+lru" in said
 
 
@@ -386,9 +387,8 @@ def test_closed_streams_are_no_internal_error(closed: tuple[int, ...]) -> None:
 
 def test_numbers_beyond_reason_are_wrong_words() -> None:
     for option, value in (("--threads", "100000"), ("--ctx", str(2**32))):
-        words = [sys.executable, "-m", "moestream", "run", "x.gguf", "-p", "a", option, value]
-        done = subprocess.run(words, capture_output=True, timeout=60)
-        assert (done.returncode, option.encode() in done.stderr) == (2, True)
+        done = typed("run", "x.gguf", "-p", "a", option, value)
+        assert (done.returncode, option in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("most", [5, 6, 7, 8])

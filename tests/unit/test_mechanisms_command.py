@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from moestream import _core
 from moestream.box import abilities
 from moestream.cli import mechanisms
 from moestream.members import BACKGROUND, FAMILIES, POLICIES, PREDICTORS, QUEUE, STORES, WARMERS
+from typed import typed
 
 
 def test_the_words_are_the_cores() -> None:
@@ -45,10 +43,9 @@ def test_a_lacking_box_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tm
     assert rows["background:N"]["does"].endswith(f"default {BACKGROUND['background'].argument.default}")
 
 
-def test_a_pipe_gets_one_line_a_member(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "moestream", "mechanisms", "--dir", str(tmp_path)]
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+def test_a_pipe_gets_one_line_a_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    done = typed("mechanisms", "--dir", tmp_path)
     listed = mechanisms.describe(tmp_path)
     rows = [row for family in FAMILIES for row in listed[family]]
     assert len(rows) > 40
@@ -62,9 +59,9 @@ def test_a_pipe_gets_one_line_a_member(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_the_table_names_every_member(width: int, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "moestream", "mechanisms", "--dir", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env={"COLUMNS": str(width)})
+def test_the_table_names_every_member(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = typed("mechanisms", "--dir", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= width
     first = {line.split()[0].partition(":")[0] for line in done.stdout.splitlines() if line.startswith("  ")}
@@ -72,6 +69,5 @@ def test_the_table_names_every_member(width: int, tmp_path: Path) -> None:
 
 
 def test_json_is_one_object(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "moestream", "mechanisms", "--json", "--dir", str(tmp_path)]
-    listed = json.loads(subprocess.run(words, capture_output=True, timeout=60).stdout)
+    listed = json.loads(typed("mechanisms", "--json", "--dir", tmp_path).stdout)
     assert set(listed) == {*FAMILIES, "replay only"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,11 @@ from moestream.errors import RefusedError, UsageError
 from moestream.trace.export import expert_rows, export_csv
 from moestream.trace.read import read_trace
 from trace_steps import META, cut_short, names_in, record, silent, three_steps
+from typed import typed
 
 
 def trace(*words: object) -> Any:
-    command = [sys.executable, "-m", "moestream", "trace", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return typed("trace", *words)
 
 
 def refused(done: Any, code: int, why: str) -> None:
