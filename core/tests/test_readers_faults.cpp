@@ -8,10 +8,12 @@
 #include <atomic>
 #include <functional>
 #include <thread>
+#include <tuple>
 
 #include "moestream/reader.h"
 #include "reader_fixture.h"
 #include "readers/pread.h"
+#include "readers/uring.h"
 
 using namespace moestream;
 using namespace moestream::test;
@@ -73,15 +75,53 @@ ssize_t bad_block_pread(int fd, void* to, size_t bytes, off_t offset) {
     }
     return note(fd, to, bytes, offset);
 }
+ssize_t bad_end_pread(int fd, void* to, size_t bytes, off_t offset) {
+    ++calls;
+    if (offset < kBadByte) return note(fd, to, std::min(bytes, static_cast<size_t>(kBadByte - offset)), offset);
+    errno = EIO;
+    return -1;
+}
+
+// A ring whose completions are the results of a pread, the last started first.
+class PreadRing {
+  public:
+    explicit PreadRing(uint32_t) {}
+    void push_read(int fd, uint64_t offset, void* to, uint32_t bytes, uint64_t number) {
+        const ssize_t got = pread_(fd, to, bytes, static_cast<off_t>(offset));
+        back_.emplace_back(number, got < 0 ? -errno : static_cast<int32_t>(got));
+    }
+    void submit() {}
+    void submit_wait() {
+        if (back_.empty()) std::abort();  // a real one would sleep for ever
+    }
+    bool pop(uint64_t& number, int32_t& result) {
+        if (back_.empty()) return false;
+        std::tie(number, result) = back_.back();
+        back_.pop_back();
+        return true;
+    }
+    bool inherited() const { return false; }
+
+    static inline PreadFunction pread_ = nullptr;
+
+  private:
+    std::vector<std::pair<uint64_t, int32_t>> back_;
+};
+
+std::unique_ptr<Reader> make_uring(const ReaderOptions& options, uint32_t depth, PreadFunction pread) {
+    PreadRing::pread_ = pread;
+    return std::make_unique<Uring<PreadRing>>(options, depth);
+}
 
 using Check = std::function<void(const Completion&, const Reader&, const uint8_t*)>;
 
 void with_pread(PreadFunction pread, const PatternFile& file, const ReaderOptions& options, const Check& check) {
-    for (const bool threads : {false, true}) {
+    std::unique_ptr<Reader> readers[] = {make_sync(options, pread), make_threads(options, 1, pread),
+                                         make_uring(options, 1, pread)};
+    for (const auto& reader : readers) {
         calls = 0;
         misaligned = false;
         const auto memory = aligned_memory(kBytes);
-        const auto reader = threads ? make_threads(options, 1, pread) : make_sync(options, pread);
         const auto done = read_one(*reader, {file.direct(), 9, 0, memory.get(), kBytes});
         CHECK_EQ(done.tag, 9u);
         CHECK(!misaligned);
@@ -119,6 +159,19 @@ void injected(const PatternFile& file) {
     with_pread(bad_block_pread, file, {}, bad_block(3));  // up to it, at it, once more
     // Two pieces before it, it twice, and none behind it.
     with_pread(bad_block_pread, file, {8, 2 * kBlock}, bad_block(2 + 3));
+}
+
+// Of pieces that were started together and fail the last one first, the first of the file is reported.
+void fails_out_of_order(const PatternFile& file) {
+    calls = 0;
+    const auto memory = aligned_memory(kBytes);
+    const auto reader = make_uring({8, 2 * kBlock}, 8, bad_end_pread);
+    const auto done = read_one(*reader, {file.direct(), 9, 0, memory.get(), kBytes});
+    CHECK_EQ(done.error, EIO);
+    CHECK_EQ(done.fail_offset, static_cast<uint64_t>(kBadByte));
+    CHECK(is_pattern(memory.get(), 0, kBadByte));
+    CHECK_EQ(calls.load(), 2 + 3 + 5 * 2);  // two whole, one up to it and twice at it, five behind it twice
+    CHECK_EQ(reader->counters().reads, uint64_t{0});
 }
 
 void early_end() {
@@ -293,6 +346,7 @@ int main() {
     refused();
     const PatternFile file(1 << 20);
     injected(file);
+    fails_out_of_order(file);
     early_end();
     bad_descriptor(file);
     short_uring();
