@@ -113,6 +113,17 @@ def slab_geometry(model: Model) -> Geometry:
     return Geometry(tuple(parts), model.bytes - sum(movable), boundary)
 
 
+def movable_bytes_per_token(model: Model, geometry: Geometry) -> int:
+    """Bytes one decoded token reads when nothing of it is cached: of what it demands, the pages that come and go."""
+    trunk = model.n_layers - model.n_mtp_layers
+    return sum(
+        needed * part.frame_bytes
+        for part in geometry.parts
+        for b, (_, needed) in zip(part.banks, part.widths, strict=True)
+        if model.banks[b].layer < trunk
+    )
+
+
 def _covered(ranges: list[tuple[int, int]], limit: int) -> int:
     """Bytes below ``limit`` that lie in at least one range."""
     total = at = 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from moestream.box import Limit, Place, ProcessLimits
 from moestream.errors import BudgetError, UsageError
-from moestream.geometry import Geometry, slab_geometry, split_budget
+from moestream.geometry import Geometry, movable_bytes_per_token, slab_geometry, split_budget
 from moestream.mechanism import DEFAULT, Mechanism
 from moestream.units import format_bytes, megabytes
 
@@ -61,11 +61,11 @@ class MemoryFacts(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a cap is divided. ``dense_bytes`` + ``boundary_bytes`` stay, ``expert_bytes`` come and go (for a
-    mapped store: what the page cache may hold of them), ``other_bytes`` is the process itself.
-    ``capacities``: experts for each part of the arena, () for other stores. ``n_batch``: the largest step the
-    budget allows. ``tok_per_s``: the range decoding is expected in, None where the disk's rate is not
-    known."""
+    """How a cap is divided. ``dense_bytes`` + ``boundary_bytes`` stay, ``expert_bytes`` come and go (for a mapped
+    store: what the page cache may hold of them), ``other_bytes`` is the process itself. ``capacities``: experts for
+    each part of the arena, () for other stores. ``movable_bytes_per_token``: what a token reads when nothing of it is
+    cached. ``n_batch``: the largest step the budget allows. ``tok_per_s``: the range decoding is expected in, None
+    where the disk's rate is not known."""
 
     mechanism: Mechanism
     cap_bytes: int
@@ -77,7 +77,7 @@ class Plan:
     margin_bytes: int
     expert_bytes: int
     capacities: tuple[int, ...]
-    demand_bytes_per_token: int
+    movable_bytes_per_token: int
     n_batch: int
     smallest_cap_bytes: int
     tok_per_s: tuple[float, float] | None
@@ -161,7 +161,7 @@ def make_plan(
     if left < need.experts:
         raise BudgetError(_too_little(mechanism, cap_bytes, need), smallest)
     capacities, n_batch, expert_bytes = _experts(model, geometry, mechanism, left, n_ubatch)
-    demand = _movable_demand(model, geometry)
+    demand = movable_bytes_per_token(model, geometry)
     reasons += _reasons(need, sizes, base_bytes, _least(mechanism, geometry))
     # What this process holds already is not available, but is part of its cap.
     here = Limit(room.bytes + base_bytes, room.source)
@@ -180,7 +180,7 @@ def make_plan(
         margin_bytes=need.margin,
         expert_bytes=expert_bytes,
         capacities=capacities,
-        demand_bytes_per_token=demand,
+        movable_bytes_per_token=demand,
         n_batch=n_batch,
         smallest_cap_bytes=smallest,
         tok_per_s=speed,
@@ -233,17 +233,6 @@ def _experts(
             too_many = middle
     capacities = tuple(split_budget(geometry, left, n_batch))
     return capacities, n_batch, geometry.bytes_of(capacities)
-
-
-def _movable_demand(model: Model, geometry: Geometry) -> int:
-    """Bytes one decoded token reads when nothing of it is cached."""
-    trunk = model.n_layers - model.n_mtp_layers
-    return sum(
-        needed * part.frame_bytes
-        for part in geometry.parts
-        for b, (_, needed) in zip(part.banks, part.widths, strict=True)
-        if model.banks[b].layer < trunk
-    )
 
 
 def _speed(

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from moestream import __version__
-from moestream.geometry import slab_geometry
+from moestream.geometry import movable_bytes_per_token, slab_geometry
 from moestream.make import make_model
 from moestream.model import read_model
+from moestream.units import format_bytes
 from run_command import CONTEXT, PROMPT, evicting_cap, run, smallest_cap
 from typed import typed
 
@@ -143,6 +144,30 @@ def test_the_banner_and_the_summary(streamed: tuple[str, str, dict[str, Any]]) -
         assert part in cap
     assert "disk" in said
     assert re.match(r"prompt \d+ tokens? at .* tok/s; text 23 tokens at .* tok/s \(hit rate \d+%", last)
+
+
+def test_every_command_says_the_same_of_a_tokens_demand(
+    streamed: tuple[str, str, dict[str, Any]], tiny: Path
+) -> None:
+    model = read_model(tiny)
+    demand = format_bytes(model.demand_bytes_per_token)
+    movable = format_bytes(movable_bytes_per_token(model, slab_geometry(model)))
+    assert demand != movable
+    words = f"{demand}, {movable} of it in pages that come and go"
+    for said in (("inspect", tiny), ("plan", tiny, "--ram", "1GB")):
+        done = subprocess.run(
+            [sys.executable, "-m", "moestream", *map(str, said)], capture_output=True, text=True, check=True
+        )
+        assert words in done.stdout
+    assert words.replace(",", " of experts,") + ": " in streamed[1]
+    assert streamed[2]["model"]["demand_bytes_per_token"] == model.demand_bytes_per_token
+
+
+def test_a_run_that_reads_nothing_gives_no_rate_of_a_disk(tiny: Path) -> None:
+    done = run(tiny, "-p", PROMPT, "-n", 2, "--mechanism", "resident", "--ctx", CONTEXT)
+    assert done.returncode == 0, done.stderr
+    assert "of experts; nothing is read once they are loaded" in done.stderr
+    assert "disk" not in done.stderr
 
 
 def test_the_smallest_cap_that_is_named_works(tiny: Path, tmp_path: Path) -> None:

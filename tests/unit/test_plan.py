@@ -196,11 +196,11 @@ def test_a_plan_divides_its_cap() -> None:
     assert spent <= plan.cap_bytes < spent + another
     assert plan.dense_bytes + plan.boundary_bytes == geometry.resident_bytes
     assert plan.expert_bytes == geometry.bytes_of(plan.capacities)
-    assert plan.demand_bytes_per_token == 8 * 2 * 3 * 255 * PAGE
+    assert plan.movable_bytes_per_token == 8 * 2 * 3 * 255 * PAGE
     assert plan.tok_per_s is not None
-    assert plan.tok_per_s[0] == pytest.approx(1e9 / plan.demand_bytes_per_token)
+    assert plan.tok_per_s[0] == pytest.approx(1e9 / plan.movable_bytes_per_token)
     share = plan.expert_bytes / geometry.frame_bytes_total
-    assert plan.tok_per_s[1] == pytest.approx(1e9 / plan.demand_bytes_per_token / (1 - share))
+    assert plan.tok_per_s[1] == pytest.approx(1e9 / plan.movable_bytes_per_token / (1 - share))
     assert any("as asked" in reason for reason in plan.reasons)
 
 
@@ -282,7 +282,7 @@ def test_warnings_name_the_cliff_and_the_overcommit() -> None:
 def test_prediction_heads_have_frames_but_no_demand() -> None:
     model = dataclasses.replace(_streamed(), n_mtp_layers=1)
     plan = make_plan(model, _Box(), 1 << 30, DEFAULT, _SIZES)
-    assert plan.demand_bytes_per_token == 7 * 2 * 3 * 255 * PAGE
+    assert plan.movable_bytes_per_token == 7 * 2 * 3 * 255 * PAGE
     assert plan.capacities == (128,)
 
 

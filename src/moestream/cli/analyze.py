@@ -92,7 +92,7 @@ def _print(document: dict[str, Any]) -> None:
     console.print(f"mechanism  {document['mechanism']}", soft_wrap=True)
     console.print(
         f"demand     {format_bytes(demand['bytes_per_token'])} a token of {format_bytes(demand['expert_bytes'])} "
-        "of experts",
+        "of experts, in pages that come and go",
         soft_wrap=True,
     )
     cliff = (

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from moestream.box import Box
+from moestream.box import Box, place_of
 from moestream.units import format_bytes
 from moestream.version import __version__
 
@@ -97,7 +97,7 @@ def banner(llama: Llama, cap_bytes: int | None, rate: DiskRate | None) -> Iterat
     else:
         yield f"mechanism {llama.mechanism}"
         yield _split(plan, llama.model_info)
-        yield _ceiling(plan, rate)
+        yield _ceiling(llama, plan, rate)
         yield from _threads(llama.n_threads, Box().threads())
         for note in llama.fallbacks:
             yield f"not as asked: {note}"
@@ -136,16 +136,31 @@ def _threads(used: int, here: Threads) -> Iterator[str]:
         yield f"threads {used}: {here.limited_by}"
 
 
-def _ceiling(plan: Plan, rate: DiskRate | None) -> str:
-    demand = plan.demand_bytes_per_token
-    asks = f"a token asks for {format_bytes(demand)} of experts"
+def demand(demand_bytes: int, movable_bytes: int, of: str = "") -> str:
+    """What a token's matmuls read, and what of it can be missing: the same two figures in every command."""
+    return f"{format_bytes(demand_bytes)}{of}, {format_bytes(movable_bytes)} of it in pages that come and go"
+
+
+def reads_nothing(llama: Llama) -> str | None:
+    """Why no token waits for a disk; None where one may."""
+    if llama.plan is not None and llama.plan.mechanism.store == "resident":
+        return "nothing is read once they are loaded"
+    memory = place_of(llama.model_info.paths, Box()).in_memory
+    return f"nothing is read, {memory} is memory" if memory else None
+
+
+def _ceiling(llama: Llama, plan: Plan, rate: DiskRate | None) -> str:
+    movable, asked = plan.movable_bytes_per_token, llama.model_info.demand_bytes_per_token
+    if (why := reads_nothing(llama)) is not None:
+        return f"a token asks for {format_bytes(asked)} of experts; {why}"
+    asks = f"a token asks for {demand(asked, movable, ' of experts')}"
     if rate is None:
         return f"disk: its rate is not known; {asks}"
     how = "" if rate.direct else " through the page cache"
     text = f"disk {format_bytes(rate.bytes_per_s)}/s{how}; {asks}"
-    if demand:
-        speed = rate.bytes_per_s / demand
-        text += f", {speed:.{0 if speed >= 10 else 1}f} tok/s if none of it is in memory"
+    if movable:
+        speed = rate.bytes_per_s / movable
+        text += f": {speed:.{0 if speed >= 10 else 1}f} tok/s if none of it is in memory"
     return text
 
 

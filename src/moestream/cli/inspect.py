@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from moestream.box import Box, place_of
+from moestream.cli.banner import demand
+from moestream.geometry import movable_bytes_per_token, slab_geometry
 from moestream.model import Bank, Model, check_architecture, locate, read_model
 from moestream.units import format_bytes
 
@@ -66,6 +68,7 @@ def describe(model: Model) -> dict[str, Any]:
         "experts": model.n_experts,
         "experts_used": model.n_experts_used,
         "demand_bytes_per_token": model.demand_bytes_per_token,
+        "movable_bytes_per_token": movable_bytes_per_token(model, slab_geometry(model)),
         "n_ctx_train": model.n_ctx_train,
         "n_embd": model.n_embd,
         "n_vocab": model.n_vocab,
@@ -167,7 +170,10 @@ def _facts(description: dict[str, Any]) -> list[tuple[str, str]]:
     used, experts = description["experts_used"], description["experts"]
     facts += [
         ("experts", f"{experts} a layer, {used} used, in {description['moe_layers']} layers"),
-        ("demand a token", share(description["demand_bytes_per_token"])),
+        (
+            "demand a token",
+            demand(description["demand_bytes_per_token"], description["movable_bytes_per_token"]),
+        ),
     ]
     if description["mtp_layers"]:
         facts.append(

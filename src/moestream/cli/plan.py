@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moestream.box import Box, DiskRate, Threads, disk_rate, place_of, process_memory
+from moestream.cli.banner import demand
 from moestream.mechanism import DEFAULT, Mechanism
 from moestream.model import check_architecture, locate, read_model
 from moestream.plan import IN_PLACE, Plan, process_bytes
@@ -177,10 +178,11 @@ def _rows(plan: Plan) -> list[tuple[str, int]]:
 def _facts(model: Model, plan: Plan, ceilings: Ceilings, place: Place) -> list[str]:
     lines = [
         f"experts    {plan.expert_bytes / max(1, model.expert_bytes):.0%} of "
-        f"{format_bytes(model.expert_bytes)}; a token asks for {format_bytes(plan.demand_bytes_per_token)}",
+        f"{format_bytes(model.expert_bytes)}; a token asks for "
+        f"{demand(model.demand_bytes_per_token, plan.movable_bytes_per_token)}",
         f"step       up to {plan.n_batch} tokens",
         f"smallest   {plan.smallest_cap_bytes // 10**6}MB is the least cap that works, one token a step",
-        f"disk       none: {place.in_memory} is memory" if place.in_memory else _disk_line(ceilings),
+        _disk_line(plan, ceilings, place),
         _threads_line(Box().threads()),
     ]
     if ceilings.reader is not None:
@@ -205,7 +207,9 @@ def _threads_line(here: Threads) -> str:
     return f"threads    {here.count}, {here.limited_by or 'one for each CPU'}"
 
 
-def _disk_line(ceilings: Ceilings) -> str:
+def _disk_line(plan: Plan, ceilings: Ceilings, place: Place) -> str:
+    if place.in_memory:
+        return f"disk       none: {place.in_memory} is memory"
     if ceilings.disk_bytes_per_s is None:
         return "disk       its rate could not be measured"
     rate = ceilings.rate
@@ -214,4 +218,5 @@ def _disk_line(ceilings: Ceilings) -> str:
     else:
         how = "random 1 MiB reads," if rate.direct else "random 1 MiB reads through the page cache,"
     rate_text = f"{format_bytes(ceilings.disk_bytes_per_s)}/s"
-    return f"disk       {rate_text}, {how} measured {format_age(ceilings.age_s)}"
+    what = ", for the load alone" if plan.mechanism.store == "resident" else ""
+    return f"disk       {rate_text}, {how} measured {format_age(ceilings.age_s)}{what}"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from moestream.box import Box, disk_rate, process_memory
-from moestream.cli.banner import Bar, banner, held_bytes, summary
+from moestream.cli.banner import Bar, banner, held_bytes, reads_nothing, summary
 from moestream.cli.main import forget, forget_stdout
 from moestream.errors import Cancelled, RefusedError, UsageError
 from moestream.mechanism import Mechanism
@@ -311,7 +311,8 @@ def _load(job: Job) -> None:
     if request.seed is not None:
         llama.set_seed(request.seed)
     if not request.quiet:
-        rate = disk_rate(llama.model_info.paths[0]) if llama.plan is not None else None
+        waits = llama.plan is not None and reads_nothing(llama) is None
+        rate = disk_rate(llama.model_info.paths[0]) if waits else None
         for line in banner(llama, request.cap_bytes, rate):
             job.say(line)
         if llama.governor is not None:

@@ -67,7 +67,7 @@ def trace_meta(model: Model, plan: Plan, mechanism: str, fallbacks: list[str]) -
             "bytes": model.bytes,
             "dense_bytes": model.dense_bytes,
             "expert_bytes": model.expert_bytes,
-            "demand_bytes_per_token": plan.demand_bytes_per_token,
+            "demand_bytes_per_token": model.demand_bytes_per_token,
             "layers": [bank.layer for bank in model.banks],
             "experts": [bank.count for bank in model.banks],
             "used": [bank.used for bank in model.banks],
