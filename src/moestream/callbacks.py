@@ -1,9 +1,13 @@
-"""A caller's logits processors: the binding calls them from C, where an exception of theirs would be lost."""
+"""What a caller hands in for the making of text: logits processors, which the binding calls from C, where an exception
+of theirs would be lost; grammars, which llama.cpp crashes over when they are none; draft models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from moestream.binding import low
+from moestream.errors import UsageError
 
 
 class Processors:
@@ -32,3 +36,28 @@ class Processors:
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
+
+
+def check_grammar(model: Any, grammar: Any) -> None:
+    """Raises UsageError for a grammar that llama.cpp makes no sampler of: the binding would use what it got instead.
+    ``model``, ``grammar``: the binding's."""
+    text, root = grammar._grammar.encode("utf-8"), grammar._root.encode("utf-8")
+    sampler = low.llama_sampler_init_grammar(model.vocab, text, root)
+    if not sampler:
+        raise UsageError(
+            "this grammar is none: llama.cpp wants every rule that is named, a rule called root, and no rule that "
+            "begins with itself"
+        )
+    low.llama_sampler_free(sampler)
+
+
+class Drafts:
+    """A draft model of whose proposals a step takes no more than it can hold: the logits of an earlier step are gone
+    when the first of them is looked at. What is proposed changes no text."""
+
+    def __init__(self, draft_model: Callable[..., Any], n_batch: int) -> None:
+        self._draft_model = draft_model
+        self._most = n_batch - 1  # beside the token they follow
+
+    def __call__(self, tokens: Any, /, **options: Any) -> Any:
+        return self._draft_model(tokens, **options)[: self._most]

@@ -40,6 +40,8 @@ _CACHE = re.compile(r"^\S+: size =\s*([\d.]+) MiB \(")
 COMPUTE_SHARE = 1 / 24
 #: Tokens a step, before a cap cuts them: llama.cpp's own default.
 DEFAULT_STEP = 512
+#: Tokens of a context, where nobody names a number: the parent's default.
+DEFAULT_CONTEXT = 512
 #: Below this many tokens a step every prompt would read the model many times over.
 SMALLEST_DEFAULT_STEP = 64
 
@@ -199,3 +201,10 @@ def rows_of_logits(arguments: dict[str, Any]) -> int:
     if arguments.get("logits_all") or arguments.get("embedding") or arguments.get("draft_model") is not None:
         return 0
     return 1
+
+
+def kept_logits_bytes(arguments: dict[str, Any], model: Model) -> int:
+    """What the parent keeps of logits beside llama.cpp: with ``logits_all`` a row for each token of the context."""
+    if not arguments.get("logits_all"):
+        return 0
+    return 4 * model.n_vocab * (arguments.get("n_ctx", DEFAULT_CONTEXT) or model.n_ctx_train)

@@ -18,20 +18,21 @@ from typing import Any
 from moestream.assembly import Progress, build_core, give_budget, load_seeds, over_the_store
 from moestream.binding import llama_cpp, only_context, set_abort_callback, unproven
 from moestream.box import Box, mapping_refusal
-from moestream.callbacks import Processors
-from moestream.dryrun import DEFAULT_STEP, rows_of_logits
+from moestream.callbacks import Drafts, Processors, check_grammar
+from moestream.dryrun import DEFAULT_STEP, kept_logits_bytes, rows_of_logits
 from moestream.errors import EngagementError, MoestreamError, UsageError
 from moestream.governor import Governor, govern
 from moestream.guard import (
     check_arguments,
     check_memory,
     check_names,
+    check_row,
     check_rows,
     check_store,
     check_texts,
     check_tokens,
 )
-from moestream.lifetime import Call, Closed, Lifetime, inside
+from moestream.lifetime import Call, Closed, Lifetime, alone, inside
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
@@ -49,6 +50,7 @@ _STEPPING = ("decode", "encode")
 
 
 @inside(besides=("close", "generate"))
+@alone("eval", "sample", "reset", "embed", "load_state", only_look=("save_state",))
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
     """A drop-in ``llama_cpp.Llama`` whose routed experts come from disk within a memory cap.
 
@@ -62,14 +64,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     Raises ModelError, BudgetError, AbiError, UsageError, EngagementError; while running ReadError and Cancelled, whose
     ``tokens`` and ``text`` are what the call had generated. After a ReadError the next call tries again.
-    One call at a time: one that goes on after another began is a UsageError. ``cancel`` and ``close``: from any thread.
+    One call at a time: one that goes on after another took the context is a UsageError. From any thread: ``cancel``,
+    ``close``.
     """
 
-    n_batch: int  # the parent's, as the next three
+    n_batch: int  # the parent's, as the next four
     _ctx: Any
     _model: Any
     _batch: Any
+    draft_model: Any
     _asked_batch: int = 0  #: tokens a step as the caller named them, where a cap may cut them
+    _rows: int = 0  #: of logits, that the last step made
 
     def __init__(
         self,
@@ -102,13 +107,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
         self._expert_limit = _expert_bytes
         self._governed = governor and trace is None and _expert_bytes is None
-        self._recording_bytes = WORKING_BYTES if trace is not None else 0
+        #: Taken after the load, beside what llama.cpp and the core take.
+        self._reserved_bytes = WORKING_BYTES if trace is not None else 0
         self.fallbacks: list[str] = unproven(i_know)
         self.model_info: Model = read_model(model_path, arguments.get("kv_overrides"))
         self._files = Unchanged(self.model_info.paths)
         check_architecture(self.model_info)
         check_names(self.model_info)
         complete(arguments, self.fallbacks)
+        self._reserved_bytes += kept_logits_bytes(arguments, self.model_info)
         mechanism = Mechanism.parse(mechanism) if isinstance(mechanism, str) else mechanism
         cap = parse_size(ram) if ram is not None else None
         if mechanism is not None:
@@ -160,7 +167,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             cap,
             mechanism,
             arguments,
-            recording_bytes=self._recording_bytes,
+            reserved_bytes=self._reserved_bytes,
             governed=self._governed,
             fallbacks=self.fallbacks,
         )
@@ -177,10 +184,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._load_parent(arguments)
         try:
             n_batch = self.plan.n_batch
-            bounds = self._expert_limit, self.fallbacks, self._recording_bytes
+            bounds = self._expert_limit, self.fallbacks, self._reserved_bytes
             self.plan = give_budget(self._engine, self.model_info, self.plan, *bounds)
             if self.plan.n_batch < n_batch:  # the parent feeds at most this many tokens a step
                 self.n_batch = min(self.n_batch, self.plan.n_batch)
+            if self.draft_model is not None:
+                self.draft_model = Drafts(self.draft_model, self.n_batch)
             if strict and self.fallbacks:
                 raise EngagementError("not as asked (--strict): " + "; ".join(self.fallbacks))
         except BaseException:
@@ -228,7 +237,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _step(self, run: Callable[[Any], Any], batch: Any) -> Any:
         assert self._steps is not None
-        check_rows(batch, self.context_params.n_outputs_max)
+        self._rows = check_rows(batch, self.context_params.n_outputs_max)
         self._requires_eval = True  # should it fail: what is left of its logits is no token's
         return self._steps.take(batch.n_tokens(), lambda: run(batch))
 
@@ -254,10 +263,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 with self._computing:
                     self._lifetime.check()
                     mine.check()
-                    try:
-                        token = running.send(sent)
-                    except StopIteration:
-                        return
+                    with mine:
+                        try:
+                            token = running.send(sent)
+                        except StopIteration:
+                            return
                 generated.append(token)
                 sent = yield token
         except MoestreamError as error:
@@ -267,15 +277,23 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             running.close()
             mine.running = False
 
-    def _init_sampler(self, *args: Any, logits_processor: Any = None, **kwargs: Any) -> Any:
+    def _init_sampler(
+        self, *args: Any, logits_processor: Any = None, grammar: Any = None, **kwargs: Any
+    ) -> Any:
         """The parent's, which calls ``logits_processor`` from C."""
+        if grammar is not None:
+            check_grammar(self._model, grammar)
         self._processors = Processors(logits_processor or ())
         return super()._init_sampler(
-            *args, logits_processor=self._processors if logits_processor else None, **kwargs
+            *args,
+            logits_processor=self._processors if logits_processor else None,
+            grammar=grammar,
+            **kwargs,
         )
 
-    def sample(self, *args: Any, **kwargs: Any) -> int:
-        token = int(super().sample(*args, **kwargs))
+    def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
+        check_row(self, self._rows, idx)
+        token = int(super().sample(*args, idx=idx, **kwargs))
         self._processors.reraise()
         return token
 
@@ -292,23 +310,20 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return text.decode("utf-8", "ignore")  # as the parent's completions
 
     def eval(self, tokens: Any) -> None:
-        with self._computing:
-            self._begin_call()
-            check_memory(self._ctx, self.model_info)
-            text = not self._call.running and self.n_tokens > 0 and len(tokens) == 1
-            if self._recorder is not None and text:
-                self._recorder.reading_prompt = False
-            super().eval(tokens)
+        self._begin_call()
+        check_memory(self._ctx, self.model_info)
+        text = not self._call.running and self.n_tokens > 0 and len(tokens) == 1
+        if self._recorder is not None and text:
+            self._recorder.reading_prompt = False
+        super().eval(tokens)
         # A call reads its prompt in one eval; whatever follows it in the same call makes text.
         if self._recorder is not None:
             self._recorder.reading_prompt = False
 
     def embed(self, input: str | list[str], *args: Any, **kwargs: Any) -> Any:
-        with self._computing:
-            self._call.running = False  # it empties the context
-            self._begin_call()
-            check_texts(self, [input] if isinstance(input, str) else input, self._asked_batch)
-            return super().embed(input, *args, **kwargs)
+        self._begin_call()
+        check_texts(self, [input] if isinstance(input, str) else input, self._asked_batch)
+        return super().embed(input, *args, **kwargs)
 
     def cancel(self) -> None:
         """Stop the running call within one layer: it raises Cancelled. From any thread; lasts until the next call."""

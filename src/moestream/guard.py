@@ -30,6 +30,13 @@ _OWN_ARGUMENTS = {"ram", "mechanism", "strict", "i_know", "trace", "on_progress"
 #: Smallest values of the parent's sizes, and the largest of all of them.
 _SIZES = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 0}
 _LARGEST_SIZE = 2**31 - 1
+#: Most threads that ggml computes with.
+_MOST_THREADS = 512
+#: llama.cpp's numbers of ways to pool embeddings and to attend. A rank is no embedding: the binding reads beyond it.
+_WAYS = {
+    "pooling_type": {-1: "the model's", 0: "none", 1: "mean", 2: "cls", 3: "last"},
+    "attention_type": {-1: "the model's", 0: "causal", 1: "non-causal"},
+}
 #: ggml's numbers of the types that llama.cpp's own programs keep a cache in; others divide by zero or have no code.
 _CACHE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
@@ -47,6 +54,15 @@ def check_values(arguments: dict[str, Any]) -> None:
         if kind is not None and kind not in _CACHE_TYPES.values():
             known = ", ".join(f"{number} ({word})" for word, number in _CACHE_TYPES.items())
             raise UsageError(f"{name}={kind!r}: llama.cpp keeps its cache in one of {known}")
+    for name, ways in _WAYS.items():
+        if arguments.get(name, -1) not in ways:
+            known = ", ".join(f"{number} ({word})" for number, word in ways.items())
+            raise UsageError(f"{name}={arguments[name]!r}: llama-cpp-python knows {known}")
+    for name in ("n_threads", "n_threads_batch"):
+        if (arguments.get(name) or 0) > _MOST_THREADS:
+            raise UsageError(
+                f"{name}={arguments[name]!r}: ggml computes with {_MOST_THREADS} threads at most"
+            )
 
 
 def check_names(model: Model) -> None:
@@ -113,15 +129,28 @@ def check_memory(context: Any, model: Model) -> None:
         )
 
 
-def check_rows(batch: Any, most: int) -> None:
-    """Raises UsageError for a batch of the binding's that asks for more rows of logits than the context was made for
-    (``most``; 0: any)."""
-    if not most:
-        return
+def check_rows(batch: Any, most: int) -> int:
+    """How many rows of logits a batch of the binding's asks for. Raises UsageError for more than the context was made
+    for (``most``; 0: any)."""
     asked = sum(map(bool, batch.batch.logits[: batch.n_tokens()]))
-    if asked > most:
+    if most and asked > most:
         raise UsageError(
             f"a batch asks for {asked} rows of logits and this context was made for {most}: load with logits_all=True"
+        )
+    return asked
+
+
+def check_row(llama: Any, rows: int, place: int | None) -> None:
+    """Raises UsageError for a token to be sampled where llama.cpp, which would end the process, has no logits: it has
+    those of the last step's ``rows`` last tokens. ``place``: the token whose row is asked for (None: the last one)."""
+    if not llama.n_tokens:
+        return  # the binding says so
+    back = 1 if place is None else llama.n_tokens - place
+    if llama._requires_eval or not 1 <= back <= rows:
+        asked = "the last token" if place is None else f"token {place}"
+        raise UsageError(
+            f"{asked} has no logits to sample from: eval it first, and for others than the last with logits_all=True "
+            f"and at most n_batch={llama.n_batch} at once"
         )
 
 

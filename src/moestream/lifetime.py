@@ -38,11 +38,24 @@ class Call:
 
     def __init__(self, running: bool) -> None:
         self.running = running
+        self._within = False
 
     def check(self) -> None:
         """Raises UsageError once it no longer has the context."""
         if not self.running:
             raise UsageError(self.SAID)
+
+    def __enter__(self) -> None:
+        """From here to the exit what uses the context does so for this call."""
+        self._within = True
+
+    def __exit__(self, *exc: object) -> None:
+        self._within = False
+
+    def yield_context(self) -> None:
+        """Somebody uses the context: unless it is for this call, the call has it no longer."""
+        if not self._within:
+            self.running = False
 
 
 class Lifetime:
@@ -94,6 +107,29 @@ def inside(besides: Collection[str]) -> Callable[[_Class], _Class]:
         return cls
 
     return change
+
+
+def alone(*names: str, only_look: Collection[str]) -> Callable[[_Class], _Class]:
+    """A class whose methods of these ``names`` run while nobody else uses its context (``_computing``), and take that
+    from a call of somebody else's (``_call``), but for those that ``only_look`` at it."""
+
+    def change(cls: _Class) -> _Class:
+        for name in (*names, *only_look):
+            setattr(cls, name, _alone(getattr(cls, name), takes=name in names))
+        return cls
+
+    return change
+
+
+def _alone(method: Callable[..., Any], takes: bool) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._computing:
+            if takes:
+                self._call.yield_context()
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 def _whole(method: Callable[..., Any]) -> Callable[..., Any]:

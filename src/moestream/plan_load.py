@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moestream.box import MACHINE, Box, place_of, process_memory
-from moestream.dryrun import COMPUTE_SHARE, DEFAULT_STEP, plan_context, rows_of_logits
+from moestream.dryrun import COMPUTE_SHARE, DEFAULT_CONTEXT, DEFAULT_STEP, plan_context, rows_of_logits
 from moestream.errors import BudgetError
 from moestream.guard import check_values, ignored
 from moestream.mechanism import Mechanism
@@ -24,6 +24,10 @@ def complete(arguments: dict[str, Any], fallbacks: list[str]) -> None:
     check_values(arguments)
     fallbacks += ignored(arguments)
     arguments.setdefault("verbose", False)
+    if arguments.get("draft_model") is not None:
+        arguments["logits_all"] = (
+            True  # a row for each token is written, and there would be room for a step's
+        )
     machine, here = multiprocessing.cpu_count(), Box().cpus()
     for name, usual in (("n_threads", max(machine // 2, 1)), ("n_threads_batch", machine)):
         arguments[name] = arguments.get(name) or min(usual, here)
@@ -35,14 +39,14 @@ def plan_load(
     mechanism: Mechanism | None,
     arguments: dict[str, Any],
     *,
-    recording_bytes: int,
+    reserved_bytes: int,
     governed: bool,
     fallbacks: list[str],
 ) -> Plan:
     """The plan of a load with the parent's ``arguments``, whose batch is cut to what the plan can hold. A cap above
     what this process may use is cut as well, and one above what it could take now where a governor would give that
     back at once (``governed``); ``fallbacks`` says so. Raises BudgetError."""
-    n_ctx = arguments.get("n_ctx", 512) or model.n_ctx_train
+    n_ctx = arguments.get("n_ctx", DEFAULT_CONTEXT) or model.n_ctx_train
     n_batch = min(n_ctx, arguments.get("n_batch", DEFAULT_STEP))
     if arguments.get("n_batch", 0) > n_ctx:  # the parent allocates for it, and no step can be larger
         arguments["n_batch"] = n_ctx
@@ -60,7 +64,7 @@ def plan_load(
             mechanism,
             n_ctx=n_ctx,
             n_ubatch=min(n_batch, asked or DEFAULT_STEP),
-            base_bytes=process_bytes(model, used) + recording_bytes,
+            base_bytes=process_bytes(model, used) + reserved_bytes,
             held_bytes=used,
             compute_share=1.0 if asked else COMPUTE_SHARE,
             type_k=arguments.get("type_k"),

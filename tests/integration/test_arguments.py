@@ -89,6 +89,11 @@ def test_an_override_that_makes_no_model_is_named(tiny, overrides: dict[str, Any
         {"type_k": 9},  # one that nothing can be written in
         {"type_v": 16},
         {"type_v": 999},
+        {"pooling_type": 4},  # a rank, which the binding reads as an embedding
+        {"pooling_type": 99},
+        {"attention_type": 7},
+        {"n_threads": 100000},
+        {"n_threads_batch": 513},
     ],
     ids=str,
 )

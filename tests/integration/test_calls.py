@@ -82,3 +82,52 @@ def test_threads_at_once_get_their_own_text_or_one_line(
             assert str(came[number]).startswith("one call at a time")
             assert "\n" not in str(came[number])
         came.clear()
+
+
+def test_whoever_uses_the_context_takes_it(llama: moestream.Llama, expected: list[list[int]]) -> None:
+    """What is evaluated beside a text is not put into it."""
+    state = llama.save_state()
+    uses: dict[str, Callable[[], Any]] = {
+        "eval": lambda: llama.eval(PROMPTS[1]),
+        "reset": llama.reset,
+        "sample": llama.sample,
+        "load_state": lambda: llama.load_state(state),
+    }
+    for use in uses.values():
+        left = text_of(llama, PROMPTS[0])
+        assert next(left) == expected[0][0]
+        llama.save_state()  # only looks
+        assert next(left) == expected[0][1]
+        user = threading.Thread(target=use)
+        user.start()
+        user.join(60)
+        with pytest.raises(UsageError, match="one call at a time"):
+            next(left)
+    assert next(text_of(llama, PROMPTS[0])) == expected[0][0]
+
+
+def test_eval_beside_a_text_waits_for_its_step_and_ends_it(
+    llama: moestream.Llama, expected: list[list[int]]
+) -> None:
+    """The step that runs is whole; the tokens that came before are the text's."""
+    begun = threading.Event()
+    came: list[int] = []
+
+    def work() -> None:
+        with pytest.raises(UsageError, match="one call at a time"):
+            for token in llama.generate(PROMPTS[0], temp=0.0):
+                came.append(token)
+                begun.set()
+        refused.set()
+
+    refused = threading.Event()
+    user = threading.Thread(target=work)
+    user.start()
+    assert begun.wait(60)
+    llama.eval(PROMPTS[1])
+    user.join(60)
+    assert refused.is_set()
+    assert came[:LENGTH] == expected[0][: len(came)]
+    llama.reset()
+    llama.eval(PROMPTS[1])
+    assert llama.sample(temp=0.0) == expected[1][0]
