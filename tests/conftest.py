@@ -10,13 +10,14 @@ import pytest
 
 import moestream
 from answers import CONTEXT, Answer, answer, prompt_tokens
+from moestream.box import process_memory
 from moestream.errors import BudgetError
 from moestream.geometry import slab_geometry
 from moestream.make import make_model
 from moestream.mechanism import Mechanism
 from moestream.model import read_model
 
-#: What a cap leaves beside the experts, where a test makes only those scarce.
+#: What a cap leaves for a context and its buffers, where a test makes only the experts scarce.
 ROOM = 1 << 30
 #: Many experts of few pages: a budget of one huge page holds nine of the 128, so nearly every route evicts.
 SHAPE = "tiny,experts=32"
@@ -126,12 +127,14 @@ def load(path: Path, mechanism: str, experts: int = 0, threads: int = 2, **argum
         "n_threads_batch": threads,
         **arguments,
     }
-    ram = smallest_cap(path, mechanism, n_ctx=settings["n_ctx"], n_batch=settings["n_batch"]) + experts
+    model = read_model(path, settings.get("kv_overrides"))
+    # Asking for the smallest cap takes as long as the load itself.
+    ram = process_memory().anon_bytes + model.dense_bytes + experts + ROOM
     if not Mechanism.parse(mechanism).cached:
-        return moestream.Llama(path, ram=ram + ROOM, mechanism=mechanism, **settings)
-    geometry = slab_geometry(read_model(path, settings.get("kv_overrides")))
+        return moestream.Llama(path, ram=ram + model.expert_bytes, mechanism=mechanism, **settings)
+    geometry = slab_geometry(model)
     limit = max(experts, geometry.bytes_of(geometry.smallest(1)))
-    return moestream.Llama(path, ram=ram + ROOM, mechanism=mechanism, _expert_bytes=limit, **settings)
+    return moestream.Llama(path, ram=ram, mechanism=mechanism, _expert_bytes=limit, **settings)
 
 
 def told_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:
