@@ -33,7 +33,7 @@ test: setup core-tests ## run all tests
 core-tests: ## build and run the core's own tests
 	cmake -S . -B build/core-tests -DMOESTREAM_CORE_TESTS=ON
 	cmake --build build/core-tests -j $(JOBS)
-	ctest --test-dir build/core-tests --output-on-failure
+	ctest --test-dir build/core-tests -j $(JOBS) --output-on-failure
 
 check: setup ## format, lint, types, imports, sizes, changelog and version
 	$(BIN)/ruff format --check src tests tools
@@ -72,12 +72,12 @@ packages: setup ## sdist and wheels, each tried in a fresh environment (PYTHONS=
 asan: ## the core's tests under AddressSanitizer
 	cmake -S . -B build/asan -DMOESTREAM_CORE_TESTS=ON -DMOESTREAM_SANITIZE=address
 	cmake --build build/asan -j $(JOBS)
-	ctest --test-dir build/asan --output-on-failure
+	ctest --test-dir build/asan -j $(JOBS) --output-on-failure
 
 tsan: ## the core's tests under ThreadSanitizer
 	cmake -S . -B build/tsan -DMOESTREAM_CORE_TESTS=ON -DMOESTREAM_SANITIZE=thread
 	cmake --build build/tsan -j $(JOBS)
-	ctest --test-dir build/tsan --output-on-failure
+	ctest --test-dir build/tsan -j $(JOBS) --output-on-failure
 
 clean: ## remove what was built (the demo model stays in the user's cache directory)
 	rm -rf build $(VENV)

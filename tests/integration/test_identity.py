@@ -65,8 +65,8 @@ def test_wrong_bytes_are_noticed(tiny, stock, monkeypatch: pytest.MonkeyPatch) -
         same_answer(llama, stock, 7)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("mechanism", CHOSEN)
+@pytest.mark.parametrize("arch", ARCHITECTURES)  # one after the other: stock's model stays open
 def test_every_architecture(arch: str, mechanism: str, tiny, stock) -> None:
     path = tiny(arch)
     turn = ARCHITECTURES.index(arch) + CHOSEN.index(mechanism)

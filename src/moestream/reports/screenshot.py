@@ -59,15 +59,16 @@ def take(page: Path, out: Path, browser: Browser) -> Iterator[Path]:
     """Pictures of a page in ``out``, ``WIDTH-SCHEME.png`` (of a long page ``WIDTH-SCHEME-PART.png``), as they come."""
     text = page.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="moestream-") as place:
+        shown = {scheme: Path(place) / f"{scheme}.html" for scheme in SCHEMES}
+        for scheme, path in shown.items():
+            path.write_text(in_scheme(text, scheme), encoding="utf-8")
         for width in WIDTHS:
-            for scheme in SCHEMES:
-                shown = Path(place) / f"{scheme}.html"
-                shown.write_text(in_scheme(text, scheme), encoding="utf-8")
-                yield from _take(shown, width, out / f"{width}-{scheme}", browser)
+            high = _height(shown[SCHEMES[0]], width, browser)  # a scheme is colours only
+            for scheme, path in shown.items():
+                yield from _take(path, width, high, out / f"{width}-{scheme}", browser)
 
 
-def _take(page: Path, width: int, stem: Path, browser: Browser) -> Iterator[Path]:
-    high = _height(page, width, browser)
+def _take(page: Path, width: int, high: int, stem: Path, browser: Browser) -> Iterator[Path]:
     parts = range(0, high, _PART)
     for number, top in enumerate(parts, 1):
         out = stem.with_name(f"{stem.name}-{number}.png" if len(parts) > 1 else f"{stem.name}.png")
