@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,8 @@ Bytes = npt.NDArray[np.uint8]
 
 _POOL_ELEMENTS = 1 << 21
 _CHUNK_BYTES = 4 << 20
+#: Of the quantizer, which takes longer than the random numbers do.
+_THREADS = 2
 
 
 def quantize_rows(values: npt.NDArray[np.float32], ggml_type: int) -> Bytes:
@@ -39,16 +42,20 @@ def quantize_rows(values: npt.NDArray[np.float32], ggml_type: int) -> Bytes:
     target = np.empty((rows, length // block * size), dtype=np.uint8)
     # Types that cannot be made without an importance matrix get one in which every weight counts the same.
     importance = np.ones(length, dtype=np.float32)
-    needs = ggml.ggml_quantize_requires_imatrix(ggml_type)
-    written = ggml.ggml_quantize_chunk(
-        ggml_type,
-        source.ctypes.data,
-        target.ctypes.data,
-        0,
-        rows,
-        length,
-        importance.ctypes.data if needs else None,
-    )
+    matrix = importance.ctypes.data if ggml.ggml_quantize_requires_imatrix(ggml_type) else None
+
+    def quantize(first: int) -> int:
+        many = min(share, rows - first)
+        return int(
+            ggml.ggml_quantize_chunk(
+                ggml_type, source.ctypes.data, target.ctypes.data, first * length, many, length, matrix
+            )
+        )
+
+    # A row stands alone: several processors make the bytes that one makes.
+    share = max(1, -(-rows // _THREADS))
+    with ThreadPoolExecutor(_THREADS) as threads:
+        written = sum(threads.map(quantize, range(0, rows, share)))
     if written != target.nbytes:
         raise MoestreamError(f"ggml's quantizer wrote {written} bytes where {target.nbytes} were expected")
     return target
