@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,12 @@ def test_load_reads_no_more_than_it_must(store: str, tiny) -> None:
         assert store == "resident" or expected < whole / 4
 
 
+@cache
+def smallest_alone(path: Path, mechanism: str) -> int:
+    """The least cap of a process that does nothing else."""
+    return int(run_child(path, 1, mechanism)["smallest_bytes"])
+
+
 @pytest.mark.parametrize("share", [1.0, 1.2])
 @pytest.mark.parametrize(
     "mechanism",
@@ -139,7 +146,7 @@ def test_cap_is_kept(mechanism: str, share: float, tiny, stock) -> None:
     if not available:
         pytest.skip(f"no memory cgroup: {why}")
     path = tiny("olmoe", "tiny,experts=64,layers=8,ff=1024")
-    cap = int(run_child(path, 1, mechanism)["smallest_bytes"] * share)
+    cap = int(smallest_alone(path, mechanism) * share)
     with Cage(cap) as cage:
         command = child_command(path, cap, mechanism, length=40)
         done = cage.run(command, capture_output=True, text=True, check=False)
@@ -178,7 +185,7 @@ def test_shared_keeps_an_enforced_cap(tiny, stock) -> None:
     if not available:
         pytest.skip(f"no memory cgroup: {why}")
     path = tiny("olmoe", "tiny,experts=64,layers=8,ff=1024")
-    cap = int(run_child(path, 1, "shared+sync+lru")["smallest_bytes"] * 1.2)
+    cap = int(smallest_alone(path, "shared+sync+lru") * 1.2)
     with Cage(cap) as cage:
         done = cage.run(
             child_command(path, cap, "shared+sync+lru", length=40), capture_output=True, text=True
