@@ -33,26 +33,33 @@ _REQUEST_BYTES = (1 << 20) + 8192
 @dataclass(frozen=True)
 class Behaviour:
     """``kind``: the name in mountinfo. ``direct_io``: the kernel caches nothing and shares no mapping. ``no_direct``:
-    an error number for reads past the page cache. Of reads in ``broken`` (first byte, end) the first ``healthy`` work
-    and then ``times`` fail. ``tally``: a file that holds how many there were; ``short_of`` such a file's number by
-    ``healthy``: so many work."""
+    an error number for reads past the page cache. Of reads in ``watched`` (first byte, end) the first ``healthy`` work
+    and then ``times`` fail, and the answer to every ``every``-th takes ``delay_s``, while others go past it. ``tally``:
+    a file that holds how many there were; ``short_of`` such a file's number by ``healthy``: so many work.
+    ``overtaken``: a file that holds how many answers went past one that took its time."""
 
     kind: str = "fuse.test"
     direct_io: bool = False
     no_direct: int = 0
-    broken: tuple[int, int] | None = None
+    watched: tuple[int, int] | None = None
     healthy: int = 0
-    times: int = 1 << 30
+    times: int = 0
+    delay_s: float = 0.0
+    every: int = 1
     tally: str = ""
+    overtaken: str = ""
     short_of: str = ""
     error: int = errno.EIO
 
 
 class Served:
-    """The requests for one file, answered one after another."""
+    """The requests for one file, answered one after another but for those that take their time."""
 
     def __init__(self, file: Path, how: Behaviour) -> None:
         self._name, self._how, self._met = file.name.encode(), how, 0
+        self._late = False
+        self._waiting: list[threading.Timer] = []
+        self._overtaken = 0
         self._fd = os.open(file, os.O_RDONLY)
         self._answers = {
             _INIT: self._init,
@@ -85,7 +92,19 @@ class Served:
                 answer, failed = b"", errno.ENOSYS
             except OSError as error:
                 answer, failed = b"", error.errno or errno.EIO
-            os.write(device, _OUT.pack(_OUT.size + len(answer), -failed, unique) + answer)
+            self._give(device, _OUT.pack(_OUT.size + len(answer), -failed, unique) + answer)
+
+    def _give(self, device: int, answer: bytes) -> None:
+        self._waiting = [timer for timer in self._waiting if timer.is_alive()]
+        if self._late:
+            self._late = False
+            self._waiting.append(threading.Timer(self._how.delay_s, _send, (device, answer)))
+            self._waiting[-1].start()
+            return
+        if self._waiting and self._how.overtaken:
+            self._overtaken += 1
+            _note(self._how.overtaken, self._overtaken)
+        _send(device, answer)
 
     def _init(self, node: int, body: bytes) -> bytes:
         flags = _ASYNC_READ | _MAX_PAGES
@@ -111,20 +130,36 @@ class Served:
         _, offset, size, _, _, flags = struct.unpack_from("=QQIIQI", body)
         if self._how.no_direct and flags & os.O_DIRECT:
             raise OSError(self._how.no_direct, "not past the page cache")
-        begin, end = self._how.broken or (0, 0)
+        begin, end = self._how.watched or (0, 0)
         if offset < end and begin < offset + size:
             self._meet()
         return os.pread(self._fd, size, offset)
 
     def _meet(self) -> None:
-        """One more read of what is broken. Raises OSError for those that are to fail."""
+        """One more read of what is watched. Raises OSError for those that are to fail."""
         how = self._how
         self._met += 1
         if how.tally:
-            Path(how.tally).write_text(str(self._met))
+            _note(how.tally, self._met)
         healthy = int(Path(how.short_of).read_text()) - how.healthy if how.short_of else how.healthy
         if 0 < self._met - healthy <= how.times:
             raise OSError(how.error, "broken")
+        self._late = how.delay_s > 0 and self._met % how.every == 0
+
+
+def _note(path: str, number: int) -> None:
+    """Whoever reads it meets one number or the next."""
+    fresh = Path(f"{path}.new")
+    fresh.write_text(str(number))
+    fresh.replace(path)
+
+
+def _send(device: int, answer: bytes) -> None:
+    try:
+        os.write(device, answer)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):  # nobody waits for it any more
+            raise
 
 
 def mounted(directory: Path, kind: bytes) -> int:
@@ -156,6 +191,6 @@ def main(file: Path, directory: Path, how: Behaviour, command: list[str]) -> int
 if __name__ == "__main__":
     _, source, at, behaviour, *rest = sys.argv
     wanted = json.loads(behaviour)
-    if wanted.get("broken"):
-        wanted["broken"] = tuple(wanted["broken"])
+    if wanted.get("watched"):
+        wanted["watched"] = tuple(wanted["watched"])
     sys.exit(main(Path(source), Path(at), Behaviour(**wanted), rest))

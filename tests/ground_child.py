@@ -10,13 +10,17 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import answers
 
+#: Tokens of a step that wants most experts of every layer.
+LONG = 64
 QUESTION = {"first": "", "strict": False, "length": 7, "steps": 4, "governor": False, "i_know": True}
 
 
@@ -70,6 +74,40 @@ def seen(path: Path) -> dict[str, Any]:
     }
 
 
+def cancelled(path: str, mechanism: str, tally: Path) -> dict[str, Any]:
+    """A step that is stopped while experts are read, and the same step again: how the first ended, how many reads there
+    had been when it was stopped, by its end, and by the end of the second, and the second's logits."""
+    import moestream
+
+    def reads() -> int:
+        return int(tally.read_text()) if tally.exists() else 0
+
+    with moestream.Llama(
+        path,
+        ram="1GiB",
+        mechanism=mechanism,
+        n_ctx=answers.CONTEXT,
+        n_batch=64,
+        n_threads=2,
+        n_threads_batch=2,
+    ) as llama:
+        tokens = answers.prompt_tokens(LONG, llama.n_vocab())
+        with ThreadPoolExecutor(1) as pool:
+            step = pool.submit(llama.eval, tokens)
+            while not llama._engine.counters["routes"] and not step.done():
+                time.sleep(0.001)
+            routed = reads()
+            while reads() == routed and not step.done():
+                time.sleep(0.001)
+            llama.cancel()
+            counts = [reads()]
+            ended = step.exception()
+        counts.append(reads())
+        digests = answers.answer(llama, tokens, 0).digests
+        counts.append(reads())
+    return {"ended": type(ended).__name__, "reads": counts, "digests": digests}
+
+
 def visit(task: dict[str, Any]) -> dict[str, Any] | str:
     """What is asked of one ground, or why it could not be mounted."""
     failed, path = Path(task["failed"]), task["model"]
@@ -82,6 +120,7 @@ def visit(task: dict[str, Any]) -> dict[str, Any] | str:
         "model": path,
         "answers": {name: answers.main({**question, "mechanism": name}) for name in task["mechanisms"]},
         "commands": [command(words) for words in commands],
+        "cancelled": {name: cancelled(path, name, Path(task["tally"])) for name in task["cancelled"]},
         "seen": seen(Path(path)) if task["look"] else None,
     }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import fuse_file
 import ground_child
+from moestream.model import read_model
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,22 @@ GROUNDS = (
 )  # fmt: skip
 
 
+def expert_bytes(path: Path) -> tuple[int, int]:
+    """From the first byte of an expert to the last."""
+    tensors = [tensor for bank in read_model(path).banks for tensor in bank.tensors]
+    return min(t.offset for t in tensors), max(t.offset + t.count * t.slab_bytes for t in tensors)
+
+
 @dataclass(frozen=True)
 class Visit:
     """What is done on one ground: ``mechanisms`` to answer with, ``commands`` of ours (MODEL stands for the model).
+    ``cancelled``: mechanisms with which a long step is stopped, on a file system in user space that keeps a ``tally``.
     ``cache_there``: the user's cache directory lies on it too; ``look``: as the probe sees the file."""
 
     ground: Ground
     mechanisms: tuple[str, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
+    cancelled: tuple[str, ...] = ()
     cache_there: bool = False
     look: bool = False
 
@@ -116,6 +125,8 @@ def visit_all(visits: Sequence[Visit], model: Path, work: Path) -> list[dict[str
                 "failed": str(disk / "failed"),
                 "mechanisms": visit.mechanisms,
                 "commands": visit.commands,
+                "cancelled": visit.cancelled,
+                "tally": visit.ground.how.get("tally"),
                 "look": visit.look,
                 "cache": str((at if visit.cache_there else disk) / "cache"),
             }

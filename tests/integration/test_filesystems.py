@@ -12,7 +12,7 @@ import pytest
 import grounds
 from answers import prompt_tokens
 from ground_child import QUESTION
-from grounds import GROUNDS, Ground, Visit, visit_all
+from grounds import GROUNDS, Ground, Visit, expert_bytes, visit_all
 from moestream.model import read_model
 
 Found = dict[str, Any]
@@ -182,20 +182,13 @@ def test_a_shared_copy_is_a_reflink_where_there_are_any(
     assert answer["engagement"]["bytes copied"] > 0
 
 
-def expert_bytes(path: Path) -> tuple[int, int]:
-    """From the first byte of an expert to the last."""
-    tensors = [tensor for bank in read_model(path).banks for tensor in bank.tensors]
-    return min(t.offset for t in tensors), max(t.offset + t.count * t.slab_bytes for t in tensors)
-
-
 def test_a_disk_that_fails_once_and_one_that_breaks(model: Path, expected: list[str], tmp_path: Path) -> None:
     """The first is read again; of the second the text so far is there, and what could not be read is named."""
-    broken = expert_bytes(model)
     once = ("arena", "arena+threads:2", "arena+sync", "cow")
     words = (*RUN[:-1], "24")
 
     def disk(**how: int | str) -> Ground:
-        return Ground("a disk that fails", how={"broken": broken, **how})
+        return Ground("a disk that fails", how={"watched": expert_bytes(model), "times": 1 << 30, **how})
 
     visits = [Visit(disk(healthy=30, times=1), (mechanism,)) for mechanism in once]
     tally = str(tmp_path / "reads of a whole run")
