@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -27,7 +28,7 @@ def install_command(extra: str) -> str:
     if source is None:
         return f"pip install 'moestream[{extra}]'"
     path, editable = source
-    return f"pip install {'-e ' if editable else ''}'{path}[{extra}]'"
+    return f"pip install {'-e ' if editable else ''}{shlex.quote(f'{path}[{extra}]')}"
 
 
 def _source() -> tuple[Path, bool] | None:

@@ -109,7 +109,8 @@ def test_what_is_said_of_a_trace(recorded: Path) -> None:
     assert said["last"] == []
 
 
-def test_show(recorded: Path) -> None:
+def test_show(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     done = trace("show", recorded, "--json")
     assert done.returncode == 0 and not done.stderr
     assert json.loads(done.stdout) == describe(read_trace(recorded, silent))

@@ -177,8 +177,8 @@ def _rows(plan: Plan) -> list[tuple[str, int]]:
 
 def _facts(model: Model, plan: Plan, ceilings: Ceilings, place: Place) -> list[str]:
     lines = [
-        f"experts    {plan.expert_bytes / max(1, model.expert_bytes):.0%} of "
-        f"{format_bytes(model.expert_bytes)}; a token asks for "
+        f"share      {plan.expert_bytes / max(1, model.expert_bytes):.0%} of "
+        f"{format_bytes(model.expert_bytes)} of experts; a token asks for "
         f"{demand(model.demand_bytes_per_token, plan.movable_bytes_per_token)}",
         f"step       up to {plan.n_batch} tokens",
         f"smallest   {plan.smallest_cap_bytes // 10**6}MB is the least cap that works, one token a step",

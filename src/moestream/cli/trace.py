@@ -157,7 +157,7 @@ def _facts(description: dict[str, Any]) -> list[tuple[str, str]]:
         if reads["slabs"]:
             text = f"{reads['slabs']} slabs, {format_bytes(reads['bytes'])}, waited for {reads['waited_s']:.2f} s"
             facts.append((kind, text))
-    return facts
+    return [(label, text) for label, text in facts if text]
 
 
 def _box(box: dict[str, Any]) -> str:
