@@ -120,3 +120,19 @@ def demo_steps(
 def demo_trace(*words: Any, **options: Any) -> Trace:
     """``demo_steps`` as a trace in memory."""
     return build(*demo_steps(*words, **options))
+
+
+def small_trace(layers: int = 3, tokens: int = 48) -> Trace:
+    """One token a step; a layer has 8 experts, of which each token uses two that follow from the token before."""
+    steps: list[list[Route]] = [
+        [
+            (
+                layer,
+                [[(token + layer) % 8, (3 * token + 5) % 8 if token % 8 else (token + layer + 1) % 8]],
+                [],
+            )
+            for layer in range(layers)
+        ]
+        for token in range(tokens)
+    ]
+    return build(meta([8] * layers, 2, [(list(range(layers)), 1 << 20)], [12]), steps)

@@ -15,7 +15,7 @@ import pytest
 from moestream.cli.main import main
 from moestream.console import console, print_facts, table
 from moestream.lab.experiment import experiments
-from replay_traces import demo_trace
+from replay_traces import small_trace
 from report_records import a_bench, save
 from trace_files import save_trace
 
@@ -37,7 +37,7 @@ def here(tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     (tmp_path / "m.gguf").symlink_to(tiny("olmoe"))
-    save_trace(demo_trace(48, "lru"), tmp_path / "t.parquet")
+    save_trace(small_trace(), tmp_path / "t.parquet")
     save(tmp_path / "bench", a_bench())
     return tmp_path
 

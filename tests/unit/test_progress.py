@@ -9,10 +9,10 @@ import pytest
 
 from moestream.cli.banner import Bar
 from moestream.cli.main import main
-from replay_traces import demo_trace
+from replay_traces import small_trace
 from trace_files import save_trace
 
-LAYERS = 30
+LAYERS = 3
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_progress_is_told_in_equal_steps_to_the_end(
     monkeypatch.setattr(f"moestream.cli.{command}.Bar", Listening)
     monkeypatch.chdir(tmp_path)
     for name in ("t", "u"):
-        save_trace(demo_trace(48, "lru"), tmp_path / f"{name}.parquet")
+        save_trace(small_trace(), tmp_path / f"{name}.parquet")
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert not ended.value.code

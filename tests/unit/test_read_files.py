@@ -10,7 +10,7 @@ import typer
 
 from moestream.cli import main as cli
 from moestream.cli.main import main
-from replay_traces import demo_trace
+from replay_traces import small_trace
 from report_records import a_bench, save
 from trace_files import save_trace
 
@@ -45,7 +45,7 @@ READ = [
 def here(tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.gguf").symlink_to(tiny("olmoe"))
-    save_trace(demo_trace(48, "lru"), tmp_path / "t.parquet")
+    save_trace(small_trace(), tmp_path / "t.parquet")
     save(tmp_path / "bench", a_bench())
     return tmp_path
 
