@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from moestream.binding import binding_version, libllama_path, node_callback, wrapped_defaults
-from moestream.box import Box, cache_directory, process_memory
+from moestream.box import cache_directory, process_memory
 from moestream.core import _core
 from moestream.errors import (
     AbiError,
@@ -24,7 +24,6 @@ from moestream.geometry import slab_geometry, split_budget
 from moestream.mechanism import Mechanism
 from moestream.model import Model
 from moestream.plan import Plan
-from moestream.plan_limits import closes
 from moestream.units import format_bytes
 from moestream.version import INSTALL_TESTED
 
@@ -91,7 +90,6 @@ def build_core(
     AbiError, UsageError."""
     mechanism = plan.mechanism
     trunk = model.n_layers - model.n_mtp_layers
-    limits = Box().limits()
 
     def build(mechanism: Mechanism) -> Any:
         return _core.Engine(
@@ -109,8 +107,8 @@ def build_core(
             keep_cached=mechanism.has("cached"),
             advice=mechanism.one_of("normal", "random", "sequential"),
             pages=mechanism.one_of("recycle", "fresh", "populate", "thp"),
-            max_mappings=limits.mappings,
-            closed=closes(mechanism, limits),
+            max_mappings=plan.max_mappings,
+            closed=plan.closed,
             alignment=_ALIGNMENTS[mechanism.one_of(*_ALIGNMENTS)],
             huge=mechanism.has("huge"),
             copy_dir=str(cache_directory()),

@@ -189,6 +189,7 @@ def plan_context(
             plan = replace(plan, reasons=(*plan.reasons, cut))
         else:
             plan = replace(plan, warnings=(*plan.warnings, cut))
+    # Read again: what was asked has left threads and memory of its own.
     return within(plan, model, box.limits())
 
 

@@ -85,6 +85,9 @@ class Plan:
     warnings: tuple[str, ...]
     #: False: llama.cpp keeps nothing of one batch for the next, and computes all rows of each.
     has_memory: bool = True
+    #: What a box says of an arena (``plan_limits``): is what has no pages closed, and how many mappings may there be?
+    closed: bool = False
+    max_mappings: int = 65530
 
 
 def process_bytes(model: Model, used_bytes: int) -> int:

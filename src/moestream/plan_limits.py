@@ -48,21 +48,22 @@ def check_before(model: Model, mechanism: Mechanism | None, limits: ProcessLimit
         )
     store = mechanism.store if mechanism is not None else "the model"
     region = _region_bytes(model, mechanism)
-    closed = mechanism is not None and closes(mechanism, limits)
+    closed = mechanism is not None and _closes(mechanism, limits)
     private = region if store in _PRIVATE_STORES and not closed else 0
     own = _own_bytes(limits)
     _check_space(store, "at least ", region + own, private + own, limits)
 
 
 def within(plan: Plan, model: Model, limits: ProcessLimits) -> Plan:
-    """The plan, with what the limits mean for it among its reasons and warnings. Raises RefusedError where the load
-    would end in the middle of it."""
+    """The plan, with what the limits mean for it: for its arena, and among its reasons and warnings. Raises
+    RefusedError where the load would end in the middle of it."""
     mechanism = plan.mechanism
+    plan = dataclasses.replace(plan, closed=_closes(mechanism, limits), max_mappings=limits.mappings)
     context = plan.kv_bytes + plan.compute_bytes + _own_bytes(limits)
     pool = _pool_bytes(plan, model)
-    private = _private_bytes(model, mechanism, plan, limits) + pool + context
+    private = _private_bytes(plan, model) + pool + context
     _check_space(mechanism.store, "", _region_bytes(model, mechanism) + pool + context, private, limits)
-    reasons = [*_mappings(plan, model, limits), *_locks(plan, model, limits)]
+    reasons = [*_mappings(plan, model), *_locks(plan, model, limits)]
     warnings = []
     if limits.swap and (mechanism.store != "mapped" or mechanism.dense == "anon"):
         warnings.append(
@@ -91,13 +92,14 @@ def _region_bytes(model: Model, mechanism: Mechanism | None) -> int:
     return sum(_up(shard.bytes, PAGE) + slack for shard in model.shards)
 
 
-def closes(mechanism: Mechanism, limits: ProcessLimits) -> bool:
+def _closes(mechanism: Mechanism, limits: ProcessLimits) -> bool:
     """Does an arena keep what has no pages closed, so that it is not committed? Each move then takes two calls more."""
     return mechanism.store == "arena" and not mechanism.has("thp") and limits.commit is not None
 
 
-def _private_bytes(model: Model, mechanism: Mechanism, plan: Plan, limits: ProcessLimits) -> int:
-    if closes(mechanism, limits):
+def _private_bytes(plan: Plan, model: Model) -> int:
+    mechanism = plan.mechanism
+    if plan.closed:
         frames = 0 if mechanism.has("recycle") else plan.expert_bytes
         return slab_geometry(model).resident_bytes + frames
     if mechanism.store in _PRIVATE_STORES:
@@ -134,7 +136,7 @@ def _check(what: str, least: str, kind: str, needed: int, bound: Bound | None, r
     )
 
 
-def _mappings(plan: Plan, model: Model, limits: ProcessLimits) -> list[str]:
+def _mappings(plan: Plan, model: Model) -> list[str]:
     """A slab with pages is a mapping of its own, and so is the gap behind it: what of an arena this means."""
     if plan.mechanism.store != "arena" or not plan.mechanism.has("recycle"):
         return []
@@ -143,16 +145,16 @@ def _mappings(plan: Plan, model: Model, limits: ProcessLimits) -> list[str]:
     held = 2 * sum(
         len(part.pages) * capacity for part, capacity in zip(geometry.parts, plan.capacities, strict=True)
     )
-    room = int(limits.mappings * _ARENA_MAPPINGS)
+    room = int(plan.max_mappings * _ARENA_MAPPINGS)
     if held > room:
         raise RefusedError(
-            f"this budget takes {held} memory mappings and vm.max_map_count allows {limits.mappings}: "
+            f"this budget takes {held} memory mappings and vm.max_map_count allows {plan.max_mappings}: "
             f"`sysctl vm.max_map_count={math.ceil(held / _ARENA_MAPPINGS) + 1}`, or less memory for experts"
         )
     if slabs > room:
         return [
-            f"mappings: {slabs} for all slabs are more than vm.max_map_count ({limits.mappings}) allows, so what pages "
-            "leave is mapped again at once, which takes some CPU"
+            f"mappings: {slabs} for all slabs are more than vm.max_map_count ({plan.max_mappings}) allows, so what "
+            "pages leave is mapped again at once, which takes some CPU"
         ]
     return []
 

@@ -127,6 +127,8 @@ def describe(model: Model, plan: Plan, ceilings: Ceilings, n_ctx: int) -> dict[s
         probe = {name: getattr(ceilings, name) for name in names}
     values = dataclasses.asdict(plan)
     values["mechanism"] = str(plan.mechanism)
+    for told in ("closed", "max_mappings"):  # of the box, for whoever builds the arena
+        del values[told]
     return {
         "model": {"paths": [str(path) for path in model.paths], "arch": model.arch, "bytes": model.bytes},
         "n_ctx": n_ctx,
