@@ -41,7 +41,7 @@ class Descriptors {
             if (fd < 0) {
                 const int error = errno;
                 close_all();
-                io_error(file + " cannot be opened", error);
+                throw Error(ErrorKind::io, file + " cannot be opened: " + why_not_opened(error));
             }
             fds_.push_back(fd);
         }

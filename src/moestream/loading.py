@@ -7,6 +7,8 @@ core/include/moestream/assert_guard.h), so a header with odd numbers costs its c
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -124,4 +126,6 @@ def _complaint(log: Log, error: str) -> str:
             f"this llama.cpp (llama-cpp-python {binding_version()}) does not know architecture "
             f"{unknown[1]}: install a newer moestream"
         )
-    return f"llama.cpp cannot load it: {log.reason() or error or 'it gives no reason'}"
+    reason = log.reason() or error or "it gives no reason"
+    remedy = ": raise `ulimit -n`" if os.strerror(errno.EMFILE) in reason else ""
+    return f"llama.cpp cannot load it: {reason}{remedy}"

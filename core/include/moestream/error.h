@@ -1,6 +1,8 @@
 // The one exception type of the core. Nothing is thrown across a C callback: the hook keeps the first error and
 // the decode is aborted (see hook.h).
 #pragma once
+#include <cerrno>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -20,5 +22,10 @@ class Error : public std::runtime_error {
     Error(ErrorKind kind, const std::string& what) : std::runtime_error(what), kind(kind) {}
     ErrorKind kind;
 };
+
+// Why a file cannot be opened, with the remedy where there is one.
+inline std::string why_not_opened(int error) {
+    return std::strerror(error) + std::string(error == EMFILE ? ": raise `ulimit -n`" : "");
+}
 
 }  // namespace moestream

@@ -76,7 +76,7 @@ void ShardedStore::open_shards(bool direct) {
         const auto& path = index_.shards()[s].path;
         auto& region = regions_[s];
         region.buffered_fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        if (region.buffered_fd < 0) throw Error(ErrorKind::refused, path + ": " + std::strerror(errno));
+        if (region.buffered_fd < 0) throw Error(ErrorKind::refused, path + ": " + why_not_opened(errno));
         region.fd = region.buffered_fd;
         // What is kept takes memory: no more than the slabs that were asked for.
         if (options_.keep_cached) {

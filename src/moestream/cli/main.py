@@ -189,8 +189,8 @@ def _open_standard_streams() -> None:
 
 
 def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
-    def complain(text: str) -> None:
-        if os.strerror(errno.EMFILE) in text:  # wherever it struck, the remedy is the same
+    def complain(text: str, error: BaseException | None = None) -> None:
+        if _too_many_files(error):  # wherever it struck, the remedy is the same
             text = f"{os.strerror(errno.EMFILE).lower()}: raise `ulimit -n`"
         # One line, whatever a file's name or another library's message holds; a terminal that is gone shows none.
         with contextlib.suppress(OSError):
@@ -200,7 +200,7 @@ def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
         command = typer.main.get_command(app)
         result = command.main(args=arguments, prog_name="moestream", standalone_mode=False)
     except MoestreamError as error:
-        complain(str(error))
+        complain(str(error), error)
         return error.exit_code
     except _ClickError as error:
         return _wrong_words(error, complain)
@@ -214,7 +214,7 @@ def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
     except OSError as error:
         lack = lack_of_room(error)
         if lack is None:
-            complain(f"internal error: {type(error).__name__}: {error}")
+            complain(f"internal error: {type(error).__name__}: {error}", error)
         else:  # every file of ours says so itself
             complain(f"standard output took no more, {lack}")
             forget_stdout()
@@ -226,16 +226,29 @@ def _exit_code(arguments: Sequence[str] | None, errors: Any) -> int:
         if isinstance(error, ImportError) and error.name == "moestream._core":
             complain(
                 f"its core cannot be loaded ({error}): a zip or a source tree has none, `pip install .` (or "
-                "`make setup`) in a clone builds it"
+                "`make setup`) in a clone builds it",
+                error,
             )
             return RefusedError.exit_code
-        complain(f"internal error: {type(error).__name__}: {error}")
+        complain(f"internal error: {type(error).__name__}: {error}", error)
         return MoestreamError.exit_code
     # Typer turns a Ctrl-C that nobody caught into the exit code it returns here.
     if result == INTERRUPTED:
         complain("stopped")
         _leave_now(INTERRUPTED)
     return result if isinstance(result, int) else 0
+
+
+def _too_many_files(error: BaseException | None) -> bool:
+    """Did it come of a file too many? An error of ours still holds the system's as its context; of a library that
+    cannot be loaded there are only the loader's words."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return True
+        if isinstance(error, ImportError) and os.strerror(errno.EMFILE) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _interrupted(error: BaseException | None) -> bool:
