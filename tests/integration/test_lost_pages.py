@@ -18,7 +18,7 @@ import pytest
 import moestream
 from answers import prompt_tokens
 from conftest import load, same_answer
-from moestream import engine
+from moestream import assembly
 from moestream.binding import libllama_path, low
 from moestream.model import read_model
 
@@ -69,7 +69,7 @@ class Hand:
 @pytest.fixture
 def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
     hand = Hand()
-    monkeypatch.setattr(engine, "node_callback", hand.callback)
+    monkeypatch.setattr(assembly, "node_callback", hand.callback)
     return hand
 
 
