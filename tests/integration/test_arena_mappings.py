@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from children import python
 from conftest import evicted, load, same_answer, told_otherwise
 
 # -- mappings --
@@ -27,6 +28,40 @@ def test_vacated_ranges_are_mapped_again_where_mappings_are_few(tiny, stock, mon
             assert evicted(llama)
             grown.append(_mappings() - before)
     assert grown[1] < 100 < grown[0]
+
+
+_LOWERED = """
+import resource, sys
+import moestream
+with moestream.Llama(sys.argv[1], ram="1GiB", mechanism="arena", n_ctx=64, n_batch=4, n_threads=1, n_threads_batch=1,
+                     _expert_bytes=2 << 20) as llama:
+    tokens = list(range(10, 26))
+    llama.eval(tokens)
+    expected = llama.sample(temp=0.0)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, limits[1]))
+    said = set()
+    for _ in range(2):
+        llama.reset()
+        try:
+            llama.eval(tokens)
+        except moestream.MoestreamError as error:
+            said.add(str(error))
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+    llama.reset()
+    llama.eval(tokens)
+    assert llama.sample(temp=0.0) == expected
+(line,) = said
+print(line)
+"""
+
+
+def test_address_space_that_is_taken_away_from_a_running_model_is_named(tiny) -> None:
+    """The kernel says the same of too many mappings; the model goes on once there is room again."""
+    said = python(_LOWERED, tiny("olmoe"))
+    assert said.startswith(
+        "moving an expert's pages: Cannot allocate memory (raise `ulimit -v` or vm.max_map_count)"
+    )
 
 
 # -- strict accounts of what may be written (vm.overcommit_memory 2) --

@@ -56,6 +56,7 @@ class ArenaStore : public ShardedStore {
     void reap(bool sleep);
     bool take_frame(const Load& load);
     bool move_slab(const Load& load, uint32_t slot);
+    bool moved(int error);
     void submit(uint32_t expert, uint32_t slot, Urgency urgency);
     void promote(uint32_t expert);
     void drop_speculation();
@@ -172,10 +173,13 @@ bool ArenaStore::take_frame(const Load& load) {
 
 bool ArenaStore::move_slab(const Load& load, uint32_t slot) {
     char* const left = load.victim == kNone ? nullptr : page_of(load.victim, slot);
-    const int error = frames_.supply(load.expert, slot, left, page_of(load.expert, slot));
+    return moved(frames_.supply(load.expert, slot, left, page_of(load.expert, slot)));
+}
+
+bool ArenaStore::moved(int error) {
     if (error == 0) return true;
     fail(error, std::string("moving an expert's pages: ") + std::strerror(error) +
-                    (error == ENOMEM ? " (raise vm.max_map_count)" : ""));
+                    (error == ENOMEM ? " (" + mappings_remedy() + ")" : ""));
     return false;
 }
 
@@ -224,6 +228,7 @@ bool ArenaStore::route(uint32_t bank, std::span<const RoutedExpert> experts, uin
     routed_.clear();
     routed_bank_ = bank;
     if (geometry_.part_of_bank(bank) == kNone) return true;
+    if (!moved(frames_.mend() ? 0 : ENOMEM)) return false;
     routed_.assign(experts.begin(), experts.end());
     if (!cache_->route(experts, token, tokens, loads_)) {
         refuse_width(*cache_, bank, experts.size());

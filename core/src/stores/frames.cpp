@@ -66,7 +66,17 @@ int Frames::supply(uint32_t expert, uint32_t slot, char* left, char* to) {
     int error = options_.closed ? open_pages(to, bytes) : 0;
     if (error == 0) error = source_->supply(from, to, bytes, restore_ && !options_.closed);
     if (error == 0 && options_.closed && from != nullptr) error = close_pages(from, bytes);
+    if (error != 0) {
+        holes_.emplace_back(to, bytes);
+        mend();
+    }
     return error;
+}
+
+// mremap unmaps where pages are to go before it looks whether they may: whoever maps next would be given that address.
+bool Frames::mend() {
+    std::erase_if(holes_, [](const auto& hole) { return mapped_again(hole.first, hole.second); });
+    return holes_.empty();
 }
 
 int Frames::drop(char* at, size_t bytes) {

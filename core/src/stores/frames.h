@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "moestream/geometry.h"
@@ -27,6 +28,9 @@ class Frames {
     void take_from(uint32_t victim, uint32_t expert);
     // Gives the slab at `to` its pages: those at `left`, the victim's slab, or (null) the frame's own. 0 or errno.
     int supply(uint32_t expert, uint32_t slot, char* left, char* to);
+    // Maps what moves that failed have left without a mapping. False where something still has none: nothing is to be
+    // read into it then, nor computed on it.
+    bool mend();
 
     // Gives the pages at `at` back to the system. 0 or errno.
     int drop(char* at, size_t bytes);
@@ -52,6 +56,7 @@ class Frames {
     std::unique_ptr<PageSource> source_;
     std::vector<std::vector<char*>> free_;  // a part: where the pages of frames without an expert lie, or null
     std::vector<char*> place_;              // an expert: where its first load takes pages from, or null
+    std::vector<std::pair<char*, size_t>> holes_;  // where a move that failed was to go
     bool restore_ = false;                  // vacated ranges are mapped again, so that they merge
 };
 

@@ -15,6 +15,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
 #endif
@@ -40,7 +43,7 @@ char* reserve(size_t bytes, size_t alignment, void* fixed, bool closed) {
     void* found = mmap(fixed, bytes + slack, access, kAnonymous | (fixed != nullptr ? MAP_FIXED : 0), -1, 0);
     if (found == MAP_FAILED) {
         throw Error(ErrorKind::refused, "no address space for " + std::to_string(bytes) + " bytes (" +
-                                            std::strerror(errno) + "): raise `ulimit -v` or `ulimit -d`, or vm.max_map_count");
+                                            std::strerror(errno) + "): " + mappings_remedy());
     }
     char* base = static_cast<char*>(found);
     if (slack > 0) {
@@ -53,6 +56,15 @@ char* reserve(size_t bytes, size_t alignment, void* fixed, bool closed) {
     }
     set_advice(base, bytes);
     return base;
+}
+
+std::string mappings_remedy() {
+    std::string bounded;
+    for (const auto& [resource, name] : {std::pair{RLIMIT_AS, "`ulimit -v`"}, std::pair{RLIMIT_DATA, "`ulimit -d`"}}) {
+        rlimit limit{};
+        if (getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) bounded += std::string(name) + " or ";
+    }
+    return "raise " + bounded + "vm.max_map_count";
 }
 
 void release(void* base, size_t bytes) {
@@ -93,6 +105,13 @@ int move_pages(char* from, char* to, size_t bytes, bool restore) {
     if (mmap(from, bytes, PROT_READ | PROT_WRITE, kAnonymous | MAP_FIXED, -1, 0) == MAP_FAILED) return errno;
     set_advice(from, bytes);
     return 0;
+}
+
+bool mapped_again(char* at, size_t bytes) {
+    void* found = mmap(at, bytes, PROT_READ | PROT_WRITE, kAnonymous | MAP_FIXED_NOREPLACE, -1, 0);
+    if (found == MAP_FAILED) return errno == EEXIST;  // it is mapped still
+    set_advice(at, bytes);
+    return true;
 }
 
 // Without DONTUNMAP the vacated range would be free until it is mapped again, and another thread's mmap could take it.

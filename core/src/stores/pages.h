@@ -10,6 +10,12 @@ namespace moestream {
 // `fixed` non-null: laid over exactly that place. `closed`: nothing may be touched until it is opened. Throws
 // Error(refused).
 char* reserve(size_t bytes, size_t alignment, void* fixed = nullptr, bool closed = false);
+// Maps what has no mapping, so that it is nobody else's: false where the kernel refuses. What has one stays as it is.
+bool mapped_again(char* at, size_t bytes);
+
+// What lets a process map more, where the kernel says ENOMEM and does not say why: its limits may have been lowered
+// since they were looked at.
+std::string mappings_remedy();
 void release(void* base, size_t bytes);
 
 // The movable pages of the budget. Taken at start as 2 MiB pages where the kernel has them, so that a frame is
