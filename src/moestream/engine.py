@@ -30,7 +30,9 @@ from moestream.guard import (
     check_rows,
     check_store,
     check_texts,
+    check_threads,
     check_tokens,
+    check_whole,
 )
 from moestream.lifetime import Call, Closed, Lifetime, alone, inside
 from moestream.loading import loading
@@ -146,6 +148,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         refusal = mapping_refusal(self.model_info.paths[0])
         if refusal and arguments.setdefault("use_mmap", False) is False:
             self.fallbacks.append(f"{refusal}: read into memory instead")
+        check_threads(arguments)
         with loading(self.model_info.paths[0], echo=arguments["verbose"]):
             super().__init__(str(self.model_info.paths[0]), **arguments)
 
@@ -171,6 +174,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             governed=self._governed,
             fallbacks=self.fallbacks,
         )
+        check_threads(arguments)
         self._engine, self.plan = build_core(
             self.model_info,
             self.plan,
@@ -312,6 +316,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
     def eval(self, tokens: Any) -> None:
         self._begin_call()
         check_memory(self._ctx, self.model_info)
+        check_whole(self, tokens, self._asked_batch)
         text = not self._call.running and self.n_tokens > 0 and len(tokens) == 1
         if self._recorder is not None and text:
             self._recorder.reading_prompt = False

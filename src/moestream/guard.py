@@ -9,8 +9,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
-from moestream.binding import llama_cpp
-from moestream.box import Box, cache_directory, place_of
+from moestream.binding import llama_cpp, low
+from moestream.box import Box, cache_directory, place_of, startable_threads
 from moestream.errors import BudgetError, ModelError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.model import Model
@@ -118,6 +118,28 @@ def _check_cow(mechanism: Mechanism, box: Box, i_know: bool) -> None:
         "(systemd-run --user --scope -p MemoryMax=4G ...), or say --i-know (i_know=True); it stops itself at the "
         "cap named"
     )
+
+
+def check_threads(arguments: dict[str, Any]) -> None:
+    """Raises RefusedError where fewer threads can be started than are to compute: OpenMP would end the process."""
+    count = max(arguments["n_threads"], arguments["n_threads_batch"])
+    there = startable_threads(count)
+    if there < count:
+        raise RefusedError(
+            f"{count} threads are to compute and this process can start {there}: raise `ulimit -u` (systemd: "
+            "TasksMax=, docker: --pids-limit), or name fewer (--threads; n_threads, n_threads_batch)"
+        )
+
+
+def check_whole(llama: Any, tokens: Sequence[int], asked_batch: int) -> None:
+    """Raises BudgetError for tokens that are to see each other, whichever comes first, and would not because a cap has
+    cut the step of ``asked_batch`` tokens. ``llama``: the binding's."""
+    whole = min(asked_batch, llama.context_params.n_ctx, len(tokens))
+    if llama.context_params.attention_type == low.LLAMA_ATTENTION_TYPE_NON_CAUSAL and whole > llama.n_batch:
+        raise BudgetError(
+            f"{whole} tokens that attend to each other (attention_type) are one step, and the cap holds steps of "
+            f"{llama.n_batch}: name more memory (ram), or fewer tokens"
+        )
 
 
 def check_memory(context: Any, model: Model) -> None:

@@ -25,9 +25,8 @@ def complete(arguments: dict[str, Any], fallbacks: list[str]) -> None:
     fallbacks += ignored(arguments)
     arguments.setdefault("verbose", False)
     if arguments.get("draft_model") is not None:
-        arguments["logits_all"] = (
-            True  # a row for each token is written, and there would be room for a step's
-        )
+        # A row for each token is written, and there would be room for a step's.
+        arguments["logits_all"] = True
     machine, here = multiprocessing.cpu_count(), Box().cpus()
     for name, usual in (("n_threads", max(machine // 2, 1)), ("n_threads_batch", machine)):
         arguments[name] = arguments.get(name) or min(usual, here)

@@ -11,9 +11,9 @@ import pytest
 from llama_cpp import LlamaGrammar
 
 import moestream
-from answers import prompt_tokens
+from answers import answer, prompt_tokens
 from conftest import load, plain, smallest_cap
-from moestream.errors import UsageError
+from moestream.errors import BudgetError, UsageError
 
 PROMPT = prompt_tokens(20, 320)
 
@@ -111,3 +111,19 @@ def test_the_logits_of_every_token_are_in_the_plan(tiny: Callable[..., Path]) ->
         for kept in (True, False)
     )
     assert with_all - without > 0.8 * n_ctx * 320 * 4  # what else the process holds moves by some megabytes
+
+
+def test_tokens_that_see_each_other_are_one_step_or_refused(tiny: Callable[..., Path]) -> None:
+    settings = {"n_batch": 64, "n_ubatch": 64, "attention_type": 1}
+    stock = plain(tiny("olmoe"), **settings)
+    for experts in (0, 64 << 20):
+        with load(tiny("olmoe"), "arena", experts=experts, **settings) as ours:
+            part = PROMPT[: ours.n_batch]
+            assert answer(ours, part, 0) == answer(stock, part, 0)
+            if ours.n_batch < len(PROMPT):
+                with pytest.raises(
+                    BudgetError, match=f"the cap holds steps of {ours.n_batch}: name more memory"
+                ):
+                    ours.eval(PROMPT)
+    assert part == PROMPT  # with memory enough all of it was one
+    stock.close()

@@ -20,6 +20,8 @@ from moestream import _core
 
 #: io_uring_setup has one number everywhere; madvise and fadvise64 have not.
 NO_IO_URING = refusing([425], errno.EPERM)
+#: clone is x86-64's, which the C library asks for where clone3 is refused.
+NO_THREADS = refusing([56, 435], errno.EAGAIN)
 _ADVICE = {"x86_64": [28, 221], "aarch64": [233, 223]}.get(platform.machine(), [])
 NO_ADVICE = refusing(_ADVICE, errno.EINVAL)
 
@@ -226,3 +228,11 @@ def test_abilities_are_the_cores_and_follow_the_kernel(tiny) -> None:
     )
     assert python(program) == "['cachestat', 'io_uring', 'mincore', 'mremap']"
     assert set(_core.abilities()) == {"cachestat", "io_uring", "mincore", "mremap", "populate"}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of clone is not known here")
+@pytest.mark.parametrize("mechanism", ["arena", "mapped"])
+def test_threads_that_cannot_be_had_are_told_before_openmp_ends_the_process(mechanism: str, tiny) -> None:
+    refused = run_child(tiny("olmoe"), "1GiB", mechanism, first=f"import numpy\n{NO_THREADS}")
+    assert refused["error"] == "RefusedError"
+    assert "2 threads are to compute and this process can start 0: raise `ulimit -u`" in refused["text"]
