@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from moestream.binding import binding_version, libllama_path, llama_cpp, low
 from moestream.core import _core
 from moestream.errors import AbiError, ModelError
+from moestream.templates import templates_read_late
 from moestream.version import INSTALL_TESTED
 
 _UNKNOWN_ARCHITECTURE = re.compile(r"unknown model architecture: '([^']*)'")
@@ -97,16 +96,12 @@ def loading(path: str | Path, echo: bool = False) -> Iterator[Log]:
         asserts = _core.GuardedAsserts(libllama_path())
     except _core.CoreError as error:
         raise AbiError(f"{error.args[1]}: {INSTALL_TESTED}") from None
-    with asserts, captured_log(echo) as log:
+    # One load at a time holds the log, and so what the binding reads templates with.
+    with asserts, captured_log(echo) as log, templates_read_late(path):
         try:
             yield log
         except ValueError as error:
             raise ModelError(f"{path}: {_complaint(log, str(error))}") from None
-        except TemplateError as error:  # the binding reads all templates of a model as it loads it
-            raise ModelError(
-                f"{path}: a chat template in it is none ({type(error).__name__}: {error}), and llama-cpp-python loads "
-                "no such model: mend its tokenizer.chat_template, or download it again"
-            ) from None
 
 
 def failed_assertion() -> str:

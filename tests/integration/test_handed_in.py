@@ -13,7 +13,8 @@ from llama_cpp import LlamaGrammar
 import moestream
 from answers import answer, prompt_tokens
 from conftest import load, plain, smallest_cap
-from moestream.errors import BudgetError, UsageError
+from ggufs import rewrite
+from moestream.errors import BudgetError, ModelError, UsageError
 
 PROMPT = prompt_tokens(20, 320)
 
@@ -127,3 +128,21 @@ def test_tokens_that_see_each_other_are_one_step_or_refused(tiny: Callable[..., 
                     ours.eval(PROMPT)
     assert part == PROMPT  # with memory enough all of it was one
     stock.close()
+
+
+@pytest.mark.parametrize("template", ["{% for %}", "{{ nobody | unknown_filter }}", "{{" + "(" * 5000])
+def test_a_template_that_is_none_costs_the_chats_alone(
+    template: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = rewrite(tiny("olmoe"), tmp_path / "m.gguf", change={"tokenizer.chat_template": template})
+    messages = [{"role": "user", "content": "hi"}]
+    with load(path, "arena") as ours, load(tiny("olmoe"), "arena") as sound:
+        for _ in range(2):
+            with pytest.raises(ModelError, match="a chat template in it is none") as refused:
+                ours.create_chat_completion(messages, max_tokens=2)
+            assert str(path) in str(refused.value)
+            assert "\n" not in str(refused.value)
+        assert next(ours.generate(PROMPT, temp=0.0)) == next(sound.generate(PROMPT, temp=0.0))
+        sound.create_chat_completion(messages, max_tokens=1)
+        ours.chat_format = "chatml"
+        assert ours.create_chat_completion(messages, max_tokens=1)["usage"]["completion_tokens"] == 1

@@ -47,7 +47,7 @@ def test_cow_is_refused_where_no_cap_is_enforced(tiny: Path) -> None:
 #: Chat templates, and what is said of them where they do not work.
 TEMPLATES = {
     "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}": None,
-    "{% for %}": "a chat template in it is none (TemplateSyntaxError: ",
+    "{% for %}": "its chat template does not work (TemplateSyntaxError: ",
     "{{ raise_exception('only\n tools') }}": "its chat template does not work (ValueError: only tools): leave",
     "{{ messages[0].parts.first }}": "its chat template does not work (UndefinedError: ",
     "{{ messages[0].content + 1 }}": "its chat template does not work (TypeError: ",
