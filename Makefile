@@ -50,7 +50,7 @@ format: setup ## format and fix what can be fixed
 bench: setup ## the speed table of the README (about 15 minutes)
 	$(BIN)/python -m moestream.lab.bench
 
-models: setup ## docs/models.md: every architecture and type, compared with stock (about 2 minutes)
+models: setup ## docs/models.md: every architecture and type, compared with stock (about 3 minutes)
 	$(BIN)/python -m moestream.lab.models docs/models.md
 
 fuzz: setup ## read 100,000 models with wrong headers, load 5,000 (half an hour)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -18,10 +19,17 @@ from children import run_child
 from conftest import told_otherwise
 from moestream.lab import models
 from moestream.lab.models import ARMS, EQUAL, Row, measure, page, wanted
-from moestream.make import make_model
+from moestream.make import ARCHITECTURES, census, make_model
+from moestream.make.shapes import llama_name
 from moestream.model import Model, read_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+#: What llama.cpp itself makes no model of, and its own check.
+NO_MODEL_BY_LLAMA_CPP = {
+    "clip": "CLIP cannot be used as main model",
+    "gptj": "unsupported model architecture",
+    "gemma4-assistant": "GGML_ASSERT(buft != nullptr)",
+}
 #: Rows in which llama.cpp itself does not run what its loader loads, and where it stops.
 NOT_RUN_BY_LLAMA_CPP = {"refact": "routed 0 times"}
 
@@ -35,9 +43,34 @@ def committed() -> list[Row]:
     return rows
 
 
+def committed_others() -> dict[str, str]:
+    return dict(re.findall(r"^- `(.+?)`: (.+)$", PAGE.read_text(), re.MULTILINE))
+
+
 def test_the_page_has_a_row_for_everything_and_nothing_else() -> None:
     assert [(row.name, row.quant) for row in committed()] == wanted()
-    assert PAGE.read_text() == page(committed())
+    assert PAGE.read_text() == page(committed(), committed_others())
+
+
+def test_every_architecture_that_llama_cpp_names_has_a_row_or_a_reason() -> None:
+    assert list(committed_others()) == census.without_entry()
+    assert {llama_name(arch) for arch in ARCHITECTURES} <= set(census.named_by_llama())
+    reasons = {arch: found for arch, found in committed_others().items() if found != census.NO_EXPERTS}
+    assert set(reasons) == set(NO_MODEL_BY_LLAMA_CPP)
+    for arch, check in NO_MODEL_BY_LLAMA_CPP.items():
+        assert check in reasons[arch]
+
+
+@pytest.mark.parametrize("arch", ["qwen2moe", "lfm2moe", "nomic-bert-moe", "refact", "gpt-oss"])
+def test_experts_are_seen_where_there_are_some(arch: str) -> None:
+    """By the same look that finds none in those without a row."""
+    assert "ffn_down_exps.weight" in census.look(arch).split()
+
+
+def test_a_fresh_census_is_the_committed_one() -> None:
+    names = list(committed_others())
+    asked = names if os.environ.get("MOESTREAM_ALL_ROWS") else random.sample(names, 3)
+    assert models.others(asked) == {name: committed_others()[name] for name in asked}
 
 
 def test_every_row_is_equal_or_says_where_llama_cpp_stops() -> None:

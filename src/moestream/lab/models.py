@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,6 +28,7 @@ from moestream.geometry import slab_geometry
 from moestream.lab.logits import PROMPT, STEPS, Logits, answer, difference, remembers
 from moestream.make import ARCHITECTURES, make_model
 from moestream.make.ask import refusal
+from moestream.make.census import look, without_entry
 from moestream.make.random_model import MIXTURES, QUANTS
 from moestream.model import Model, read_model
 from moestream.model.ggml import binding_version
@@ -62,9 +63,16 @@ writes this page; CI makes every row again.
 {architectures}
 
 `refact` is refused because llama.cpp loads its experts and never multiplies them: the graph of `src/models/refact.cpp`
-has a dense feed-forward block only. `deci` has no experts in that loader at all, and `graniteswitch` multiplies by id
-what are adapters, not experts: neither has a row. Names that end in `-apart` and `-merged` are another layout of
-the architecture before the hyphen.
+has a dense feed-forward block only. Names that end in `-apart` and `-merged` are another layout of the architecture
+before the hyphen.
+
+## Architectures without a row
+
+Of all that llama.cpp has a name for, these have no row. Its own loader was asked for their tensors, with keys that
+would give them experts, and made *no experts*, or no model, for the reason that follows. `graniteswitch` multiplies by
+id what are adapters.
+
+{others}
 
 ## Types
 
@@ -297,14 +305,21 @@ def wanted() -> list[tuple[str, str]]:
     return rows + [(PLAIN, quant) for quant in (*QUANTS, *MIXTURES)]
 
 
-def page(rows: Iterable[Row]) -> str:
-    """docs/models.md."""
+def others(names: Sequence[str]) -> dict[str, str]:
+    """What llama.cpp makes of architectures that have no row."""
+    with ThreadPoolExecutor(Box().cpus()) as pool:
+        return dict(zip(names, map(_short, pool.map(look, names)), strict=True))
+
+
+def page(rows: Iterable[Row], others: Mapping[str, str]) -> str:
+    """docs/models.md. ``others``: what ``census.look`` says of the architectures without a row."""
     lines = [row.line for row in rows]
     head = "\n".join((_COLUMNS, re.sub(r"[^|]+", "---", _COLUMNS)))
     architectures, quants = lines[: len(ARCHITECTURES)], lines[len(ARCHITECTURES) :]
     return _PAGE.format(
         binding=binding_version(), prompt=PROMPT, steps=STEPS, fewest=_FEWEST_BATCH, head=head,
         architectures="\n".join(architectures), quants="\n".join(quants),
+        others="\n".join(f"- `{arch}`: {found}" for arch, found in others.items()),
     )  # fmt: skip
 
 
@@ -320,7 +335,7 @@ def main(arguments: list[str]) -> int:
         for model in wanted():
             rows.append(under_way[model].result())
             print(rows[-1].line, flush=True)
-    Path(arguments[0]).write_text(page(rows))
+    Path(arguments[0]).write_text(page(rows, others(without_entry())))
     return 0
 
 

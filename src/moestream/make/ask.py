@@ -26,23 +26,30 @@ if TYPE_CHECKING:
 _REASON = re.compile(r"error loading model|GGML_ASSERT|failed|: fatal|invalid")
 
 
-def asked_tensors(
-    arch: str, add_metadata: Callable[[gguf.GGUFWriter], None]
-) -> list[tuple[str, tuple[int, ...]]]:
+Tensors = list[tuple[str, tuple[int, ...]]]
+
+
+def asked_tensors(arch: str, add_metadata: Callable[[gguf.GGUFWriter], None]) -> Tensors:
     """Every tensor that llama.cpp's loader of ``arch`` can use with this metadata, (name, extents with ne0 first).
 
     Also those it can do without: all optional tensors are there. Raises UsageError with llama.cpp's own words when it
     makes no model of the metadata.
     """
+    found = tensors_or_reason(arch, add_metadata)
+    if isinstance(found, str):
+        raise UsageError(f"shape: llama.cpp makes no {arch} of it, as floats in memory: {found}")
+    return found
+
+
+def tensors_or_reason(arch: str, add_metadata: Callable[[gguf.GGUFWriter], None]) -> Tensors | str:
+    """As ``asked_tensors``; in place of the error llama.cpp's own words alone."""
     with tempfile.TemporaryDirectory() as directory:
         keys, answer = Path(directory, "keys.gguf"), Path(directory, "tensors.gguf")
         write_model(keys, arch, add_metadata, [])
         command = [sys.executable, "-m", "moestream.make.ask", str(keys), str(answer)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
-            raise UsageError(
-                f"shape: llama.cpp makes no {arch} of it, as floats in memory: {refusal(done.stderr)}"
-            )
+            return refusal(done.stderr)
         return [(tensor.name, tensor.shape) for tensor in read_header(answer).tensors]
 
 

@@ -166,3 +166,21 @@ ASKED: dict[str, Architecture] = {
          "rope.dimension_sections": [0, 0, 0, 0]},
     ),
 }  # fmt: skip
+
+#: What architectures without experts ask for, beside keys that would give them some: see ``census.py``.
+_OTHERS: Keys = {
+    **_KEYS, "interleave_moe_layer_step": 1, "moe_every_n_layers": 2, "tokenizer.ggml.token_type_count": 1,
+    "embedding_length_out": "twice_embd", "extract_layers": [0, 1, 2], "decoder_block_count": "layers",
+    "attention.relative_buckets_count": 32, "attention.group_norm_epsilon": 1e-5, "attention.group_norm_groups": 2,
+    "xielu.alpha_n": PerLayer((1.0,)), "xielu.alpha_p": PerLayer((1.0,)), "xielu.beta": PerLayer((1.0,)),
+    "xielu.eps": PerLayer((1.0,)), "hrm.layers_per_stack": 2, "hrm.h_cycles": 1, "hrm.l_cycles": 1,
+    "adapters.count": 2, "adapters.lora_rank": 8, "adapters.token_ids_activate": [1, 2],
+    "adapters.token_ids_substitute": [1, 2], "target_layers": [0, 1, 2], "target_hidden_size": "embd",
+    "features_length": "embd", "posnet.embedding_length": "embd", "posnet.block_count": 2,
+    "convnext.embedding_length": "embd", "convnext.block_count": 2, "wkv.head_size": "head_dim",
+    "time_mix_extra_dim": 8, "time_decay_extra_dim": 8, "token_shift_count": 2,
+    "attention.decay_lora_rank": 8, "attention.iclr_lora_rank": 8, "attention.value_residual_mix_lora_rank": 8,
+    "attention.gate_lora_rank": 8,
+}  # fmt: skip
+#: One after another, until llama.cpp makes a model of one.
+TRIED: tuple[Keys, ...] = ({**_OTHERS, **_MAMBA}, {**_OTHERS, **_MLA}, {**_OTHERS, **_WINDOWS})

@@ -4,7 +4,7 @@ compute."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from moestream.make.kinds import Kind, named
 from moestream.make.output import Progress, TensorSpec, write_model
 from moestream.make.quantize import RandomWeights
 from moestream.make.shapes import (
+    Scalar,
     Shape,
     check_shape,
     find_architecture,
@@ -146,12 +147,17 @@ def tensors_of(arch: str, shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _add_metadata(writer: gguf.GGUFWriter, arch: str, shape: Shape) -> None:
-    for key, value in model_keys(arch, shape).items():
+    add_keys(writer, model_keys(arch, shape))
+    add_tokenizer(writer, shape.vocab)
+
+
+def add_keys(writer: gguf.GGUFWriter, keys: Mapping[str, Scalar | list[Scalar]]) -> None:
+    """Add a model's own keys, whole numbers as 32 bits without a sign."""
+    for key, value in keys.items():
         if isinstance(value, list):
             writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, _KEY_TYPES[type(value[0])])
         else:
             writer.add_key_value(key, value, _KEY_TYPES[type(value)])
-    add_tokenizer(writer, shape.vocab)
 
 
 def _kind_of(name: str, extents: tuple[int, ...], recipe: Recipe, layers: int) -> Kind:

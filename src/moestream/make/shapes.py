@@ -14,6 +14,9 @@ from moestream.nearest import did_you_mean
 #: Every architecture ``make-model`` knows.
 ARCHITECTURES: dict[str, Architecture] = {**WRITTEN, **ASKED}
 
+#: Keys that are the same for every architecture.
+_WITHOUT_PREFIX = ("tokenizer.", "xielu.")
+
 #: A value of a key in a file.
 Scalar = int | float | bool
 
@@ -170,16 +173,20 @@ def llama_name(arch: str) -> str:
 
 def model_keys(arch: str, shape: Shape) -> dict[str, Scalar | list[Scalar]]:
     """The metadata of the architecture, keys with their ``<arch>.``."""
-    keys: dict[str, KeyValue] = {
+    return written_keys(llama_name(arch), find_architecture(arch).keys, shape)
+
+
+def written_keys(prefix: str, keys: dict[str, KeyValue], shape: Shape) -> dict[str, Scalar | list[Scalar]]:
+    """What every architecture is asked for and ``keys``, as in a file of the architecture ``prefix``."""
+    keys = {
         "block_count": "layers", "context_length": "ctx", "embedding_length": "embd",
         "feed_forward_length": "dense_ff", "attention.head_count": "heads",
         "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
         "expert_count": "experts", "expert_used_count": "used", "vocab_size": "vocab",
-        **find_architecture(arch).keys,
+        **keys,
     }  # fmt: skip
-    prefix = llama_name(arch)
     return {
-        key if key.startswith("tokenizer.") else f"{prefix}.{key}": _value(value, shape)
+        key if key.startswith(_WITHOUT_PREFIX) else f"{prefix}.{key}": _value(value, shape)
         for key, value in keys.items()
     }
 
