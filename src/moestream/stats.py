@@ -56,6 +56,13 @@ class Phase:
         return _figures(self._sum, self.steps)
 
 
+def bound_by(stall_s: float, compute_s: float, memory_work_s: float) -> str:
+    """What most of this time went to and how much of it: ``disk, 62%``; '' of no time."""
+    parts = {"disk": stall_s, "compute": compute_s, "memory work": memory_work_s}
+    most, whole = max(parts, key=lambda part: parts[part]), sum(parts.values())
+    return f"{most}, {parts[most] / whole:.0%}" if whole > 0 else ""
+
+
 def percentile(values: Sequence[float], share: float) -> float | None:
     """The smallest value with at least ``share`` of all at or below it; None of nothing."""
     if not values:

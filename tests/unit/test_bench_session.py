@@ -300,6 +300,8 @@ def test_the_report_and_what_is_shared(tmp_path: Path) -> None:
         "To use under this cap: --mechanism arena+pinned:/home/me/t.parquet (1.25 times `default`)." in text
     )
     assert "stock llama.cpp: 1.00 tok/s" in text
+    (work,) = (line for line in rows[5:] if line.startswith("| `default = "))
+    assert [cell.strip() for cell in work.split("|")][8] == "compute, 60%"
     shared = share(summary)
     assert "/home" not in shared
     assert str(tmp_path) not in shared

@@ -324,7 +324,12 @@ def test_the_summary() -> None:
     }
     assert summary(document, 1_050_000_000) == (
         "prompt 7 tokens at 21.0 tok/s; text 2 tokens at 5.00 tok/s (hit rate 75%, 2.00 kB a token, "
-        "stall 50.0 ms, compute 100.0 ms, memory 5.0 ms); memory held 1.05 GB of 1.10 GB; stopped"
+        "stall 50.0 ms, compute 100.0 ms, memory 5.0 ms: bound by compute, 65%); memory held 1.05 GB of 1.10 GB; "
+        "stopped"
+    )
+    document["decode"] |= {"stall_s": 0.5}
+    assert "stall 250.0 ms, compute 100.0 ms, memory 5.0 ms: bound by disk, 70%); memory" in summary(
+        document, 0
     )
     document["decode"] = phase(tokens=2, tok_per_s=10.0, compute_s=0.2, read_bytes_os=2000)
     said = summary(document, 0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moestream.report import split_steps
-from moestream.stats import Phase, Step, percentile, phase_summary
+from moestream.stats import Phase, Step, bound_by, percentile, phase_summary
 
 
 def step(tokens: int = 1, seconds: float = 0.5, **values: float) -> Step:
@@ -100,3 +100,16 @@ def test_a_long_phase_keeps_its_sums_and_its_last_steps(read: list[int], kept: i
     whole, last = phase_summary(steps), phase_summary(steps[-kept:])
     of_single_steps = ("step_ms", "p50_ms", "p95_ms", "p99_ms")
     assert phase.summary() == {**whole, **{name: last[name] for name in of_single_steps}}
+
+
+@pytest.mark.parametrize(
+    ("stall", "compute", "memory", "said"),
+    [
+        (0.5, 0.3, 0.0, "disk, 62%"),
+        (0.1, 0.3, 0.0, "compute, 75%"),
+        (0.1, 0.1, 0.3, "memory work, 60%"),
+        (0, 0, 0, ""),
+    ],
+)
+def test_what_time_went_to_is_said_in_words(stall: float, compute: float, memory: float, said: str) -> None:
+    assert bound_by(stall, compute, memory) == said

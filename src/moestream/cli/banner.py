@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from moestream.box import Box, place_of
+from moestream.stats import bound_by
 from moestream.units import format_bytes
 from moestream.version import __version__
 
@@ -182,7 +183,7 @@ def summary(document: dict[str, Any], held: int) -> str:
     prefill, decode = document["prefill"], document["decode"]
     text = f"prompt {_rate(prefill)}; text {_rate(decode)}"
     if decode["tokens"]:
-        text += f" ({', '.join(_a_token(decode))})"
+        text += f" ({', '.join(_a_token(decode))}{_bound(decode)})"
     cap = document["budget"]["cap_bytes"]
     text += f"; memory held {format_bytes(held)}"
     text += f" of {format_bytes(cap)}" if cap is not None else ""
@@ -207,6 +208,14 @@ def _a_token(decode: dict[str, Any]) -> Iterator[str]:
     for name, key in (("stall", "stall_s"), ("compute", "compute_s"), ("memory", "memory_work_s")):
         if routed or decode[key]:
             yield f"{name} {decode[key] / tokens * 1e3:.1f} ms"
+
+
+def _bound(decode: dict[str, Any]) -> str:
+    """Whether the disk or compute made it as slow as it was; '' where page faults are in the compute time."""
+    if not decode["hits"] + decode["misses"]:
+        return ""
+    most = bound_by(decode["stall_s"], decode["compute_s"], decode["memory_work_s"])
+    return f": bound by {most}" if most else ""
 
 
 def _rate(phase: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from moestream.lab.bench_arms import FEWEST_TOKENS
 from moestream.lab.bench_ladder import REFERENCES
 from moestream.lab.bench_paths import without_paths
 from moestream.lab.statistics import WARM_UP_SHARE, WARM_UP_STEPS
+from moestream.stats import bound_by
 from moestream.units import format_bytes
 
 _UNKNOWN = "-"
@@ -18,9 +19,11 @@ _SPEED = (
     "of floor", "n",
 )  # fmt: skip
 _WORK = (
-    "mechanism", "MB/token: read", "asked", "wasted", "stall ms", "compute", "memory", "majflt", "minflt",
+    "mechanism", "MB/token: read", "asked", "wasted", "stall ms", "compute", "memory", "bound by", "majflt", "minflt",
     "CPU s/token", "CPU s/GB", "peak MB", "J/token",
 )  # fmt: skip
+
+_SPLIT = ("stall_s", "compute_s", "memory_work_s")
 
 
 def report(summary: Mapping[str, Any]) -> str:
@@ -146,7 +149,8 @@ def _work(summary: Mapping[str, Any]) -> list[str]:
             [
                 f"`{_name(arm)}`",
                 *(_number(read[source], "{:.1f}", 1e-6) for source in ("read", "asked", "wasted")),
-                *(_number(arm[name], "{:.1f}", 1e3) for name in ("stall_s", "compute_s", "memory_work_s")),
+                *(_number(arm[name], "{:.1f}", 1e3) for name in _SPLIT),
+                _bound(arm),
                 _number(arm["majflt"], "{:.1f}"),
                 _number(arm["minflt"], "{:.0f}"),
                 _number(arm["cpu_s_per_token"], "{:.3f}"),
@@ -156,6 +160,12 @@ def _work(summary: Mapping[str, Any]) -> list[str]:
             ]
         )
     return ["A token's work, medians over runs:", "", *markdown_table(_WORK, rows)] if rows else []
+
+
+def _bound(arm: Mapping[str, Any]) -> str:
+    """What most of a token's time went to, where the engine saw it."""
+    times = [arm[name] for name in _SPLIT]
+    return _UNKNOWN if None in times else bound_by(*times) or _UNKNOWN
 
 
 def _ladder(summary: Mapping[str, Any]) -> list[str]:
