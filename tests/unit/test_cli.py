@@ -287,12 +287,16 @@ def test_a_bar_for_what_takes_long_and_only_for_that(monkeypatch: pytest.MonkeyP
     now = 0.5
     short.update(50, 100)
     long.update(10, 100)
+    now = 30.0
+    long.update(20, 100)
     for bar in (short, long):
         bar.close()
         bar.update(60, 100)
     assert quick.getvalue() == ""
     assert "load" in slow.getvalue()
     assert "10 %" in slow.getvalue()
+    assert "0:00:04 left" in slow.getvalue()
+    assert "0:02:00 left" in slow.getvalue()
     assert "60 %" not in slow.getvalue()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 from moestream.box import Box, place_of
@@ -25,8 +26,8 @@ _TELL_AFTER_S = 0.3
 
 
 class Bar:
-    """A progress bar for work that takes longer than two seconds; where ``stream`` is not a terminal nothing
-    is drawn, and nothing imported for it."""
+    """A progress bar, and the time that is left, for work that takes longer than two seconds; where ``stream`` is not
+    a terminal nothing is drawn, and nothing imported for it."""
 
     def __init__(self, stream: TextIO, what: str) -> None:
         self._stream, self._what = stream, what
@@ -52,7 +53,8 @@ class Bar:
                 if elapsed < _TELL_AFTER_S or elapsed * total / done < BAR_FROM_S:
                     return
                 self._begin(total)
-            self._drawing.update(self._task, completed=done, total=total)
+            left = timedelta(seconds=round(elapsed * (total - done) / done))
+            self._drawing.update(self._task, completed=done, total=total, left=left)
             self._drawing.refresh()
 
     def _begin(self, total: int) -> None:
@@ -64,6 +66,7 @@ class Bar:
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[left]} left"),
         )
         # No thread of its own: it would run beside the model, and at the load wait for the interpreter.
         self._drawing = Progress(
@@ -75,7 +78,7 @@ class Bar:
             redirect_stderr=False,
         )
         self._drawing.start()
-        self._task = self._drawing.add_task(self._what, total=total)
+        self._task = self._drawing.add_task(self._what, total=total, left="")
 
     def close(self) -> None:
         """Take the bar away, for good. From any thread; once it returns, text may be written in its place."""
