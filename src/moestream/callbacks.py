@@ -1,10 +1,13 @@
 """What a caller hands in for the making of text: logits processors, which the binding calls from C, where an exception
-of theirs would be lost; grammars, which llama.cpp crashes over when they are none; draft models."""
+of theirs would be lost; grammars, which llama.cpp crashes over when they are none; draft models; saved states."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 from moestream.binding import low
 from moestream.errors import UsageError
@@ -61,3 +64,15 @@ class Drafts:
 
     def __call__(self, tokens: Any, /, **options: Any) -> Any:
         return self._draft_model(tokens, **options)[: self._most]
+
+
+def with_rows(state: Any, rows: int) -> Any:
+    """The binding's ``state`` with as many rows of logits as a model that keeps ``rows`` has for its tokens: those of a
+    step, which is what a cap leaves. Without ``logits_all`` nothing is in them."""
+    wanted = min(rows, state.n_tokens)
+    if len(state.scores) == wanted:
+        return state
+    fitted = copy.copy(state)
+    fitted.scores = np.zeros((wanted, state.scores.shape[1]), dtype=np.single)
+    fitted.scores[: len(state.scores)] = state.scores[:wanted]
+    return fitted

@@ -18,7 +18,7 @@ from typing import Any
 from moestream.assembly import Progress, build_core, give_budget, load_seeds, over_the_store
 from moestream.binding import llama_cpp, only_context, set_abort_callback, unproven
 from moestream.box import Box, mapping_refusal
-from moestream.callbacks import Drafts, Processors, check_grammar
+from moestream.callbacks import Drafts, Processors, check_grammar, with_rows
 from moestream.dryrun import DEFAULT_STEP, kept_logits_bytes, rows_of_logits
 from moestream.errors import EngagementError, MoestreamError, UsageError
 from moestream.governor import Governor, govern
@@ -329,6 +329,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._begin_call()
         check_texts(self, [input] if isinstance(input, str) else input, self._asked_batch)
         return super().embed(input, *args, **kwargs)
+
+    def load_state(self, state: Any) -> None:
+        super().load_state(with_rows(state, len(self.scores)))
 
     def cancel(self) -> None:
         """Stop the running call within one layer: it raises Cancelled. From any thread; lasts until the next call."""

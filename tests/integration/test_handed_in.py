@@ -146,3 +146,18 @@ def test_a_template_that_is_none_costs_the_chats_alone(
         sound.create_chat_completion(messages, max_tokens=1)
         ours.chat_format = "chatml"
         assert ours.create_chat_completion(messages, max_tokens=1)["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("n_batch", [4, 16, 512])
+def test_a_state_saved_under_another_cap_is_restored(
+    n_batch: int, ours: moestream.Llama, tiny: Callable[..., Path]
+) -> None:
+    tokens = prompt_tokens(80, 320)
+    expected = next(ours.generate(tokens, temp=0.0))
+    with load(tiny("olmoe"), "arena", n_batch=n_batch) as other:
+        other.eval(tokens)
+        state = other.save_state()
+    ours.reset()
+    ours.load_state(state)
+    assert ours.n_tokens == len(tokens)
+    assert next(ours.generate(tokens, temp=0.0)) == expected

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import platform
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from children import refusing
 
 #: In a mount namespace of its own: a disk that makes reflinks, the model on it, and the program beside both.
 _MOUNTED = (
@@ -66,3 +72,38 @@ def test_a_disk_that_fills_up_under_a_reflink_is_named(tiny: Callable[..., Path]
         assert kind == "ReadError"
         assert "\n" not in text
         assert f"the disk of {tmp_path}/at/cache/moestream is full or fails: free some space" in text
+
+
+#: A process that is killed while the model is copied byte by byte, where files without a name cannot be made.
+_KILLED = """
+import os, signal, sys
+import moestream
+def progress(done, total):
+    if 0 < done:
+        opened = [os.readlink(link.path) for link in os.scandir("/proc/self/fd") if os.path.islink(link.path)]
+        print(os.listdir(sys.argv[2]), *(name for name in opened if "/shared-" in name), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+moestream.Llama(sys.argv[1], ram="1GiB", mechanism="shared", n_ctx=64, on_progress=progress)
+"""
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the numbers of openat and ioctl are not known here"
+)
+def test_a_kill_within_the_copy_leaves_no_file(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    nameless = refusing([(257, 2, 0o20000000)], errno.EOPNOTSUPP)  # of openat's flags, O_TMPFILE's own bit
+    no_reflink = refusing([(16, 1, 0x40000000)], errno.EOPNOTSUPP)  # of ioctl's requests, those that write
+    program = f"{nameless}\n{no_reflink}\n{_KILLED}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tiny("olmoe")), str(tmp_path / "moestream")],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    listed, copied = done.stdout.strip().split(maxsplit=1)
+    assert listed == "[]"
+    assert copied.startswith(f"{tmp_path}/moestream/shared-")
+    assert copied.endswith(" (deleted)")
+    assert list((tmp_path / "moestream").iterdir()) == []
