@@ -208,6 +208,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             # What llama.cpp warns of is in our plan; its errors come as exceptions.
             with over_the_store(engine, outputs), loading(path, echo=arguments["verbose"]):
                 super().__init__(str(path), **arguments)
+            self._files.check_loaded()
         except BaseException:
             self.close()
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from moestream.errors import ReadError
+from moestream.errors import ModelError, ReadError
 
 #: (device, inode), size, nanoseconds of the last write.
 Stamp = tuple[tuple[int, int], int, int]
@@ -18,6 +18,14 @@ class Unchanged:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._known = {path: stamp(path) for path in paths}
+
+    def check_loaded(self) -> None:
+        """Once llama.cpp has opened them, too: raises ModelError when one of the files is another by now, of which it
+        may have read the header, or was written to. One that was removed is what it was, or was missed."""
+        for path, before in self._known.items():
+            now = stamp(path)
+            if now is not None and now != before:
+                raise ModelError(f"{path} was replaced or written to while it was loaded: load it again")
 
     def check(self) -> list[str]:
         """Names the files that are no longer where they were, each once. Raises ReadError when one of the others has

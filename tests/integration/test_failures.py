@@ -10,13 +10,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import moestream
 from answers import CONTEXT, answer, prompt_tokens
 from conftest import load, same_answer
-from ggufs import write_split
+from ggufs import rewrite, write_split
+from moestream import engine
+from moestream.errors import ModelError
 
 ARENAS = (
     "arena+uring:24+lru",
@@ -181,6 +184,26 @@ def test_replaced_after_load_is_said_and_changes_nothing(
         ]
     with pytest.raises(moestream.ModelError):
         moestream.Llama(copy)
+
+
+@pytest.mark.parametrize("mechanism", ["arena", "mapped+willneed", "shared"])
+def test_replaced_within_the_load_mixes_no_two_models(
+    mechanism: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download renames another file of the same size over it, of which llama.cpp reads the header."""
+    other = rewrite(copy, copy.with_suffix(".other"), change={"olmoe.rope.freq_base": 77.0})
+    assert other.stat().st_size == copy.stat().st_size
+    real = engine.over_the_store
+
+    def replaced_before(*arguments: Any) -> Any:
+        other.replace(copy)
+        return real(*arguments)
+
+    monkeypatch.setattr(engine, "over_the_store", replaced_before)
+    with pytest.raises(ModelError, match="was replaced or written to while it was loaded: load it again"):
+        load(copy, mechanism)
+    monkeypatch.undo()
+    load(copy, mechanism).close()
 
 
 def test_changed_between_header_and_load(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
