@@ -10,7 +10,7 @@ import pytest
 
 from moestream.cli.main import main
 from moestream.trace.write import TraceWriter
-from replay_traces import demo_trace
+from replay_traces import small_trace
 from trace_files import save_trace
 from trace_steps import META, a_step, cut_short, events
 
@@ -37,7 +37,7 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     # A trace keeps the words it was recorded by.
     monkeypatch.setattr("sys.argv", ["moestream", "run", "--trace", f"{request.param}.parquet"])
-    save_trace(demo_trace(480, "lru"), tmp_path / f"{request.param}.parquet")
+    save_trace(small_trace(), tmp_path / f"{request.param}.parquet")
     return str(request.param)
 
 
