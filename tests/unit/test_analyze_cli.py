@@ -11,7 +11,7 @@ import pytest
 
 from moestream.cli.main import main
 from moestream.seeds import read_fit
-from replay_traces import build, demo_trace, meta
+from replay_traces import build, demo_trace, meta, small_trace
 from trace_files import save_trace
 
 pytest.importorskip("matplotlib")
@@ -23,6 +23,7 @@ Run = Callable[..., tuple[int, str, str]]
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("traces")
     save_trace(demo_trace(), where / "demo.parquet")
+    save_trace(small_trace(), where / "small.parquet")
     other = demo_trace()
     other.meta["model"]["identity"] = "feedfacefeedface"
     save_trace(other, where / "other.parquet")
@@ -70,11 +71,11 @@ def test_json_on_stdout_is_all_that_is_printed(run: Run) -> None:
 def test_json_and_plot_are_written_beside_the_tables(run: Run, tmp_path: Path) -> None:
     out, picture = tmp_path / "a.json", tmp_path / "a.png"
     for _ in range(2):  # the second time over the first
-        code, printed, complaint = run("analyze", "demo.parquet", "--json", str(out), "--plot", str(picture))
+        code, printed, complaint = run("analyze", "small.parquet", "--json", str(out), "--plot", str(picture))
         assert code == 0
         assert "By layer" in printed
         assert complaint.splitlines() == [f"wrote {out}", f"wrote {picture}"]
-    assert json.loads(out.read_text())["tokens"] == 77
+    assert json.loads(out.read_text())["tokens"] == 48
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.png"]
 

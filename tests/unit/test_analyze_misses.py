@@ -17,7 +17,7 @@ from moestream.errors import UsageError
 from moestream.replay import prepare, replay
 from moestream.replay.curves import parse_budgets
 from moestream.trace import Trace
-from replay_traces import build, demo_trace, meta
+from replay_traces import build, demo_trace, meta, small_trace
 
 FRAME = 4096
 
@@ -225,9 +225,9 @@ def test_a_recorded_gate_is_reported_under_its_own_text() -> None:
 
 
 def test_what_a_trace_does_not_hold_is_said_with_the_remedy() -> None:
-    told = document(demo_trace())["predictors"]
+    told = document(small_trace())["predictors"]
     assert "not in this trace" in told["absent"]["gate"]
-    assert "--mechanism arena+gate:8x3 --trace FILE" in told["absent"]["gate"]
+    assert "--mechanism arena+gate:2x3 --trace FILE" in told["absent"]["gate"]  # as many as it routes
     short = document(single([[0], [1], [2]], 4, 2))["predictors"]
     assert "too few tokens in a row" in short["absent"]["ridge"]
     assert "ridge" not in short["recall"]
@@ -259,6 +259,7 @@ def test_the_demo_s_document() -> None:
     """Recorded once; a change of any figure is a change of meaning."""
     said = document(demo_trace(), "25%")
     json.dumps(said, allow_nan=False)
+    assert "--mechanism arena+gate:8x3 --trace FILE" in said["predictors"]["absent"]["gate"]
     recall = {name: np.mean(by["1"]) for name, by in said["predictors"]["recall"].items()}
     assert recall["ridge"] > recall["previous"] + 0.1 > recall["random"] + 0.3
     assert recall["random"] == pytest.approx(8 / 64, abs=0.02)
