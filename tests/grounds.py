@@ -98,9 +98,9 @@ class Visit:
     ground: Ground
     mechanisms: tuple[str, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
-    cancelled: tuple[str, ...] = ()
     cache_there: bool = False
     look: bool = False
+    cancelled: tuple[str, ...] = ()
 
 
 def visit_all(visits: Sequence[Visit], model: Path, work: Path) -> list[dict[str, Any] | str]:
