@@ -55,13 +55,15 @@ def check_values(arguments: dict[str, Any]) -> None:
             known = ", ".join(f"{number} ({word})" for word, number in _CACHE_TYPES.items())
             raise UsageError(f"{name}={kind!r}: llama.cpp keeps its cache in one of {known}")
     for name, ways in _WAYS.items():
-        if arguments.get(name, -1) not in ways:
+        value = arguments.get(name, -1)
+        if not isinstance(value, SupportsIndex) or value.__index__() not in ways:
             known = ", ".join(f"{number} ({word})" for number, word in ways.items())
-            raise UsageError(f"{name}={arguments[name]!r}: llama-cpp-python knows {known}")
+            raise UsageError(f"{name}={value!r}: llama-cpp-python knows {known}")
     for name in ("n_threads", "n_threads_batch"):
-        if (arguments.get(name) or 0) > _MOST_THREADS:
+        value = arguments.get(name) or 0  # 0 and None: as many as there are
+        if not isinstance(value, SupportsIndex) or value.__index__() > _MOST_THREADS:
             raise UsageError(
-                f"{name}={arguments[name]!r}: ggml computes with {_MOST_THREADS} threads at most"
+                f"{name}={value!r}: a whole number is needed, of threads, of which ggml has {_MOST_THREADS}"
             )
 
 

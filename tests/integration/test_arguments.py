@@ -92,7 +92,9 @@ def test_an_override_that_makes_no_model_is_named(tiny, overrides: dict[str, Any
         {"pooling_type": 4},  # a rank, which the binding reads as an embedding
         {"pooling_type": 99},
         {"attention_type": 7},
+        {"attention_type": [1]},
         {"n_threads": 100000},
+        {"n_threads": "2"},
         {"n_threads_batch": 513},
     ],
     ids=str,
