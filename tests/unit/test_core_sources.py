@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import runpy
 import shutil
 import subprocess
 import sys
@@ -64,3 +66,15 @@ def test_a_command_with_an_older_core_says_build_again(older: str, words: list[s
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("moestream: moestream's core was built from other sources than")
     assert "`make setup`" in done.stderr
+
+
+def test_what_lies_above_an_installed_package_is_somebody_elses(tmp_path: Path) -> None:
+    """``pip install --target vendor`` in a project that has a core of its own."""
+    (tmp_path / "core/src").mkdir(parents=True)
+    (tmp_path / "core/src/main.cpp").touch()
+    for folder, refused in (("vendor", False), ("src", True)):
+        copy = tmp_path / folder / "moestream/core.py"
+        copy.parent.mkdir(parents=True)
+        shutil.copy(str(core.__file__), copy)
+        with pytest.raises(RefusedError, match=AGAIN) if refused else contextlib.nullcontext():
+            runpy.run_path(str(copy))
