@@ -214,6 +214,8 @@ void bind_engine(nb::module_& m) {
                             [](nb::handle) { return reinterpret_cast<uintptr_t>(&Engine::on_abort); });
     m.def("geometry", &geometry, nb::arg("shards"), nb::arg("tensors"), nb::arg("layers"));
     m.def("abilities", &abilities, "What members need of this kernel, tried: by name '' or one line that says why not.");
+    m.def("startable_threads", &startable_threads, nb::arg("count"), nb::call_guard<nb::gil_scoped_release>(),
+          "How many of so many threads this process can start now, beside those it has: each is started, and ends.");
     m.def("prove_abi", [](const std::string& libllama) { abi::prove(libllama); }, nb::arg("libllama"));
     m.def("store_members", &members<StoreFactory>);
     m.def("reader_members", &members<ReaderFactory>);

@@ -1,7 +1,11 @@
 #include "moestream/abilities.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
+
+#include <atomic>
+#include <vector>
 
 #include "moestream/error.h"
 #include "readers/ring.h"
@@ -28,6 +32,11 @@ std::string counting_refused() {
     return why;
 }
 
+void* wait_for(void* enough) {
+    static_cast<std::atomic<bool>*>(enough)->wait(false);
+    return nullptr;
+}
+
 }  // namespace
 
 std::map<std::string, std::string> abilities() {
@@ -36,6 +45,18 @@ std::map<std::string, std::string> abilities() {
             {"mincore", mincore_refused()},
             {"mremap", move_refused()},
             {"populate", populate_refused()}};
+}
+
+uint32_t startable_threads(uint32_t count) {
+    std::atomic<bool> enough = false;
+    std::vector<pthread_t> threads;
+    threads.reserve(count);
+    pthread_t thread{};
+    while (threads.size() < count && pthread_create(&thread, nullptr, wait_for, &enough) == 0) threads.push_back(thread);
+    enough = true;
+    enough.notify_all();
+    for (const pthread_t started : threads) pthread_join(started, nullptr);
+    return static_cast<uint32_t>(threads.size());
 }
 
 }  // namespace moestream

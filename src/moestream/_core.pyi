@@ -125,6 +125,11 @@ def abilities() -> dict[str, str]:
     What members need of this kernel, tried: by name '' or one line that says why not.
     """
 
+def startable_threads(count: int) -> int:
+    """
+    How many of so many threads this process can start now, beside those it has: each is started, and ends.
+    """
+
 def prove_abi(libllama: str) -> None: ...
 
 def store_members() -> dict[str, Any]: ...

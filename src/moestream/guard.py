@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 from moestream.binding import llama_cpp, low
-from moestream.box import Box, cache_directory, place_of, startable_threads
+from moestream.box import Box, cache_directory, place_of
+from moestream.core import _core
 from moestream.errors import BudgetError, ModelError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.model import Model
+from moestream.model.ggml import MOST_THREADS
 from moestream.nearest import did_you_mean
 
 #: Arguments of the parent that would put experts where the engine cannot stream them.
@@ -30,8 +32,6 @@ _OWN_ARGUMENTS = {"ram", "mechanism", "strict", "i_know", "trace", "on_progress"
 #: Smallest values of the parent's sizes, and the largest of all of them.
 _SIZES = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 0}
 _LARGEST_SIZE = 2**31 - 1
-#: Most threads that ggml computes with.
-_MOST_THREADS = 512
 #: llama.cpp's numbers of ways to pool embeddings and to attend. A rank is no embedding: the binding reads beyond it.
 _WAYS = {
     "pooling_type": {-1: "the model's", 0: "none", 1: "mean", 2: "cls", 3: "last"},
@@ -61,9 +61,9 @@ def check_values(arguments: dict[str, Any]) -> None:
             raise UsageError(f"{name}={value!r}: llama-cpp-python knows {known}")
     for name in ("n_threads", "n_threads_batch"):
         value = arguments.get(name) or 0  # 0 and None: as many as there are
-        if not isinstance(value, SupportsIndex) or value.__index__() > _MOST_THREADS:
+        if not isinstance(value, SupportsIndex) or value.__index__() > MOST_THREADS:
             raise UsageError(
-                f"{name}={value!r}: a whole number is needed, of threads, of which ggml has {_MOST_THREADS}"
+                f"{name}={value!r}: a whole number is needed, of threads, of which ggml has {MOST_THREADS}"
             )
 
 
@@ -125,7 +125,7 @@ def _check_cow(mechanism: Mechanism, box: Box, i_know: bool) -> None:
 def check_threads(arguments: dict[str, Any]) -> None:
     """Raises RefusedError where fewer threads can be started than are to compute: OpenMP would end the process."""
     count = max(arguments["n_threads"], arguments["n_threads_batch"])
-    there = startable_threads(count)
+    there = _core.startable_threads(count)
     if there < count:
         raise RefusedError(
             f"{count} threads are to compute and this process can start {there}: raise `ulimit -u` (systemd: "

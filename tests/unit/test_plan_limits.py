@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from box_trees import GIB, v2, write
+from children import python
 from ggufs import moe_tensors, write_gguf
 from moestream.box import Bound, Box, Limit, ProcessLimits
 from moestream.errors import RefusedError
@@ -17,6 +19,7 @@ from moestream.mechanism import Mechanism
 from moestream.model import Model, read_model
 from moestream.plan import ContextSizes, Plan, make_plan
 from moestream.plan_limits import check_before, files_needed, within
+from moestream.plan_load import complete
 
 MIB = 1 << 20
 _SIZES = ContextSizes(kv_bytes=10 * MIB, compute_bytes=4 * MIB, output_bytes=MIB)
@@ -196,3 +199,25 @@ def test_swap_is_said_by_kind(tmp_path: Path) -> None:
 def test_a_machine_that_tells_nothing_bounds_nothing(tmp_path: Path) -> None:
     limits = Box(tmp_path / "nothing").limits()
     assert dataclasses.replace(limits, threads=1, files=None) == ProcessLimits()
+
+
+def test_no_more_threads_by_default_than_ggml_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moestream.plan_load.multiprocessing.cpu_count", lambda: 1536)
+    monkeypatch.setattr(Box, "cpus", lambda _: 768)
+    arguments: dict[str, Any] = {}
+    complete(arguments, [])
+    assert (arguments["n_threads"], arguments["n_threads_batch"]) == (512, 512)
+
+
+def test_trying_threads_takes_no_address_space_that_stays() -> None:
+    """An allocation in each would keep 64 MiB of it: the limit that was said to be enough would not be."""
+    program = (
+        "from moestream.core import _core\n"
+        "def mapped():\n"
+        "    return int(open('/proc/self/statm').read().split()[0]) * 4096\n"
+        "before = mapped()\n"
+        "print(_core.startable_threads(16), mapped() - before)"
+    )
+    started, kept = map(int, python(program).split())
+    assert started == 16
+    assert kept < 128 << 20  # a few stacks, which the next threads have

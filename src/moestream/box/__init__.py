@@ -16,7 +16,7 @@ from moestream.box.disk import (
 )
 from moestream.box.facts import MACHINE, Box, Limit, Threads
 from moestream.box.filesystems import Place, hindrance, place_of
-from moestream.box.limits import Bound, ProcessLimits, allow_files, startable_threads
+from moestream.box.limits import Bound, ProcessLimits, allow_files
 from moestream.box.process import (
     Faults,
     ProcessMemory,
@@ -52,5 +52,4 @@ __all__ = [
     "place_of",
     "process_io",
     "process_memory",
-    "startable_threads",
 ]

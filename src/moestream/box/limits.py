@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,23 +101,6 @@ def allow_files(count: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def startable_threads(count: int) -> int:
-    """How many of ``count`` threads this process can start now, beside those it has: each is started, and ends."""
-    enough, threads = threading.Event(), []
-    try:
-        for _ in range(count):
-            thread = threading.Thread(target=enough.wait)
-            thread.start()
-            threads.append(thread)
-    except (RuntimeError, MemoryError):
-        return len(threads)
-    finally:
-        enough.set()
-        for thread in threads:
-            thread.join()
-    return count
 
 
 def _opened(root: Path) -> int:

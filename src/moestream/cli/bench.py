@@ -16,6 +16,7 @@ import typer
 from moestream.box import Box
 from moestream.errors import MoestreamError, UsageError
 from moestream.model import check_architecture, locate, read_model
+from moestream.model.ggml import MOST_THREADS
 from moestream.probe import saved_probe
 from moestream.report import check_writable, write_json
 from moestream.units import parse_size
@@ -149,7 +150,7 @@ def bench(
         tokens=tokens,
         limit_s=seconds,
         repeats=repeats,
-        threads=threads or Box().cpus(),
+        threads=threads or min(Box().cpus(), MOST_THREADS),
         ctx=ctx,
         trace=trace,
         command=without_paths(shlex.join(shown)),

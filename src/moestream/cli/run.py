@@ -28,6 +28,7 @@ from moestream.errors import Cancelled, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.members import ELSEWHERE
 from moestream.model import locate
+from moestream.model.ggml import MOST_THREADS
 from moestream.report import Generated, check_writable, run_document, write_json
 from moestream.units import parse_size
 
@@ -167,7 +168,7 @@ def run(
     cap = parse_size(ram) if ram is not None else None
     if json is not None:
         check_writable(json, [locate(model)])
-    n_threads = threads or Box().cpus()
+    n_threads = threads or min(Box().cpus(), MOST_THREADS)
     request = Request(
         path=locate(model),
         prompt=prompt,
