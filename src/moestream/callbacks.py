@@ -3,6 +3,7 @@ of theirs would be lost; grammars, which llama.cpp crashes over when they are no
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -67,8 +68,8 @@ class Drafts:
 
 
 def with_rows(state: Any, rows: int) -> Any:
-    """The binding's ``state`` with as many rows of logits as a model that keeps ``rows`` has for its tokens: those of a
-    step, which is what a cap leaves. Without ``logits_all`` nothing is in them."""
+    """The binding's ``state`` with as many rows of logits as a model that keeps ``rows`` has for its tokens: one that
+    was saved with ``logits_all`` fits one without, and the other way round."""
     wanted = min(rows, state.n_tokens)
     if len(state.scores) == wanted:
         return state
@@ -76,3 +77,16 @@ def with_rows(state: Any, rows: int) -> Any:
     fitted.scores = np.zeros((wanted, state.scores.shape[1]), dtype=np.single)
     fitted.scores[: len(state.scores)] = state.scores[:wanted]
     return fitted
+
+
+@contextlib.contextmanager
+def written_rows(llama: Any) -> Iterator[None]:
+    """Within: of the logits that the binding keeps only rows it writes, which are none without ``logits_all``. It would
+    copy a step's rows, hundreds of MB that no cap has room for. ``llama``: the binding's."""
+    kept = llama.scores
+    if not llama._logits_all:
+        llama.scores = kept[:0]
+    try:
+        yield
+    finally:
+        llama.scores = kept

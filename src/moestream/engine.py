@@ -18,7 +18,7 @@ from typing import Any
 from moestream.assembly import Progress, build_core, give_budget, load_seeds, over_the_store
 from moestream.binding import llama_cpp, only_context, set_abort_callback, unproven
 from moestream.box import Box, mapping_refusal
-from moestream.callbacks import Drafts, Processors, check_grammar, with_rows
+from moestream.callbacks import Drafts, Processors, check_grammar, with_rows, written_rows
 from moestream.dryrun import DEFAULT_STEP, kept_logits_bytes, rows_of_logits
 from moestream.errors import EngagementError, MoestreamError, UsageError
 from moestream.governor import Governor, govern
@@ -34,7 +34,7 @@ from moestream.guard import (
     check_tokens,
     check_whole,
 )
-from moestream.lifetime import Call, Closed, Lifetime, alone, inside
+from moestream.lifetime import Call, Closed, Lifetime, Turn, alone, inside
 from moestream.loading import loading
 from moestream.mechanism import Mechanism
 from moestream.model import Model, check_architecture, read_model
@@ -104,6 +104,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._lifetime = Lifetime()
         #: Held while llama.cpp computes, and while pages move.
         self._computing = threading.RLock()
+        self._turn = Turn(self._computing, self._lifetime)
         self._process = os.getpid()
         self._asked = dict(ram=ram, mechanism=mechanism, strict=strict, i_know=i_know, governor=governor)
         #: At most this much of the cap goes to experts: what a measurement holds fixed while the process varies.
@@ -113,7 +114,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._reserved_bytes = WORKING_BYTES if trace is not None else 0
         self.fallbacks: list[str] = unproven(i_know)
         self.model_info: Model = read_model(model_path, arguments.get("kv_overrides"))
-        self._files = Unchanged(self.model_info.paths)
+        self._files = Unchanged(self.model_info.stamps)
         check_architecture(self.model_info)
         check_names(self.model_info)
         complete(arguments, self.fallbacks)
@@ -129,6 +130,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 self._load_dense(cap, mechanism, arguments)
             else:
                 self._load_streamed(cap, mechanism, strict, on_progress, _interpose, arguments)
+            if self.draft_model is not None:
+                self.draft_model = Drafts(self.draft_model, self.n_batch)
             self._record_steps(sink)
         except BaseException:
             if sink is not None:
@@ -192,8 +195,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.plan = give_budget(self._engine, self.model_info, self.plan, *bounds)
             if self.plan.n_batch < n_batch:  # the parent feeds at most this many tokens a step
                 self.n_batch = min(self.n_batch, self.plan.n_batch)
-            if self.draft_model is not None:
-                self.draft_model = Drafts(self.draft_model, self.n_batch)
             if strict and self.fallbacks:
                 raise EngagementError("not as asked (--strict): " + "; ".join(self.fallbacks))
         except BaseException:
@@ -254,9 +255,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             )
         if self._steps is not None and not self._call.running:
             self.fallbacks += self._steps.begin_call()
+            self._lifetime.check()  # it has just forgotten a cancel, which may have been close's
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
-        with self._computing:
+        with self._turn:
             self._call.running = False  # a generator that was left halfway does not own the next call
             self._begin_call()
             mine = self._call = Call(running=True)
@@ -265,7 +267,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         generated: list[int] = []
         try:
             while True:
-                with self._computing:
+                with self._turn:
                     self._lifetime.check()
                     mine.check()
                     with mine:
@@ -308,11 +310,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _text(self, prompt: Sequence[int], generated: Sequence[int]) -> str:
         """Of a call that ended early; empty where the model is closed by now."""
-        with self._computing:
-            if self._lifetime.ended:
-                return ""
-            text: bytes = self.detokenize(list(generated), prev_tokens=list(prompt))
-            return text.decode("utf-8", "ignore")  # as the parent's completions
+        try:
+            with self._turn:
+                self._lifetime.check()
+                text: bytes = self.detokenize(list(generated), prev_tokens=list(prompt))
+        except UsageError:
+            return ""
+        return text.decode("utf-8", "ignore")  # as the parent's completions
 
     def eval(self, tokens: Any) -> None:
         self._begin_call()
@@ -331,8 +335,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         check_texts(self, [input] if isinstance(input, str) else input, self._asked_batch)
         return super().embed(input, *args, **kwargs)
 
+    def save_state(self) -> Any:
+        with written_rows(self):
+            return super().save_state()
+
     def load_state(self, state: Any) -> None:
-        super().load_state(with_rows(state, len(self.scores)))
+        with written_rows(self):
+            super().load_state(with_rows(state, len(self.scores)))
 
     def cancel(self) -> None:
         """Stop the running call within one layer: it raises Cancelled. From any thread; lasts until the next call."""
@@ -381,8 +390,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         Any use of the model after that is a UsageError. Idempotent; in a forked child nothing is done."""
         if os.getpid() != self._process:
             return
-        self.cancel()
-        self._lifetime.end()
+        self._lifetime.end(hurry=self.cancel)
         with self._computing:
             self._free()
 

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 from moestream.errors import UsageError
 
 _Class = TypeVar("_Class", bound=type)
+#: Who waits for its turn looks as often whether the model is being closed.
+_LOOK_S = 0.1
 
 
 class Closed:
@@ -87,12 +89,30 @@ class Lifetime:
                 del self._depths[me]
                 self._changed.notify_all()
 
-    def end(self) -> None:
-        """Let nobody in any more and wait for the other threads inside. From within, it does not wait for its own."""
+    def end(self, hurry: Callable[[], None] = lambda: None) -> None:
+        """Let nobody in any more, ``hurry`` the other threads inside and wait for them. From within, it does not wait
+        for its own."""
         me = threading.get_ident()
         with self._changed:
             self.ended = True
+        hurry()
+        with self._changed:
             self._changed.wait_for(lambda: not self._depths.keys() - {me})
+
+
+class Turn:
+    """A context for each use of what one at a time may use (``lock``, reentrant). Who waits for it gives up once the
+    model has ended, with a UsageError: it is waited for then, perhaps by who has the lock."""
+
+    def __init__(self, lock: Any, lifetime: Lifetime) -> None:
+        self._lock, self._lifetime = lock, lifetime
+
+    def __enter__(self) -> None:
+        while not self._lock.acquire(timeout=_LOOK_S):
+            self._lifetime.check()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
 
 
 def inside(besides: Collection[str]) -> Callable[[_Class], _Class]:
@@ -110,7 +130,7 @@ def inside(besides: Collection[str]) -> Callable[[_Class], _Class]:
 
 
 def alone(*names: str, only_look: Collection[str]) -> Callable[[_Class], _Class]:
-    """A class whose methods of these ``names`` run while nobody else uses its context (``_computing``), and take that
+    """A class whose methods of these ``names`` run while nobody else uses its context (``_turn``), and take that
     from a call of somebody else's (``_call``), but for those that ``only_look`` at it."""
 
     def change(cls: _Class) -> _Class:
@@ -124,7 +144,7 @@ def alone(*names: str, only_look: Collection[str]) -> Callable[[_Class], _Class]
 def _alone(method: Callable[..., Any], takes: bool) -> Callable[..., Any]:
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._computing:
+        with self._turn:
             if takes:
                 self._call.yield_context()
             return method(self, *args, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from moestream.errors import ModelError, ReadError
@@ -13,11 +13,11 @@ _SAID = "{} was written to while it was in use: load the model again"
 
 
 class Unchanged:
-    """The files as they are now. One that is removed or replaced by another (a download, a rename) does no harm: what
-    is open stays what it was."""
+    """Files as they were when their headers were read, each with its ``stamp`` of then. One that is removed or replaced
+    by another (a download, a rename) does no harm: what is open stays what it was."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._known = {path: stamp(path) for path in paths}
+    def __init__(self, stamps: Mapping[Path, Stamp | None]) -> None:
+        self._known = dict(stamps)
 
     def check_loaded(self) -> None:
         """Once llama.cpp has opened them, too: raises ModelError when one of the files is another by now, of which it

@@ -108,3 +108,33 @@ if child:
     refused = "this model was loaded before the process forked: load it in the child (or spawn it)"
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["child 0", "decoded", refused], done.stderr
+
+
+def test_who_computes_may_close_while_another_waits_for_its_turn(tiny) -> None:
+    """As a signal's handler does. In a process of its own: what it must not do is hang."""
+    script = f"""
+import threading
+import moestream
+llama = moestream.Llama({str(tiny("olmoe"))!r}, mechanism="arena", n_ctx=256)
+said = []
+def other():
+    try:
+        llama("ab", max_tokens=2)
+    except moestream.UsageError as error:
+        said.append(str(error))
+thread = threading.Thread(target=other)
+def stop(tokens, logits):
+    thread.start()
+    while thread.ident not in llama._lifetime._depths:
+        pass
+    llama.close()
+    return False
+try:
+    list(llama.generate([1, 5, 9], temp=0.0, stopping_criteria=stop))
+except moestream.UsageError as error:
+    said.append(str(error))
+thread.join()
+print(*said, sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "this model is closed: load it again\n" * 2), done.stderr

@@ -186,20 +186,29 @@ def test_replaced_after_load_is_said_and_changes_nothing(
         moestream.Llama(copy)
 
 
-@pytest.mark.parametrize("mechanism", ["arena", "mapped+willneed", "shared"])
+@pytest.mark.parametrize(
+    ("step", "mechanism"),
+    [
+        ("Unchanged", "arena"),
+        ("over_the_store", "arena"),
+        ("over_the_store", "mapped+willneed"),
+        ("over_the_store", "shared"),
+    ],
+)
 def test_replaced_within_the_load_mixes_no_two_models(
-    mechanism: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, mechanism: str, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A download renames another file of the same size over it, of which llama.cpp reads the header."""
+    """A download renames another file of the same size over it, of which llama.cpp reads the header; ``step``: of the
+    load, before which it comes."""
     other = rewrite(copy, copy.with_suffix(".other"), change={"olmoe.rope.freq_base": 77.0})
     assert other.stat().st_size == copy.stat().st_size
-    real = engine.over_the_store
+    real = getattr(engine, step)
 
     def replaced_before(*arguments: Any) -> Any:
         other.replace(copy)
         return real(*arguments)
 
-    monkeypatch.setattr(engine, "over_the_store", replaced_before)
+    monkeypatch.setattr(engine, step, replaced_before)
     with pytest.raises(ModelError, match="was replaced or written to while it was loaded: load it again"):
         load(copy, mechanism)
     monkeypatch.undo()

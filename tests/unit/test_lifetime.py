@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from moestream.errors import UsageError
-from moestream.lifetime import Closed, Lifetime, inside
+from moestream.lifetime import Closed, Lifetime, Turn, inside
 
 
 class Parent:
@@ -36,7 +36,7 @@ class Child(Parent):
 
 def test_the_end_waits_for_those_inside_and_refuses_the_next() -> None:
     lifetime = Lifetime()
-    entered, leave, ended = threading.Event(), threading.Event(), threading.Event()
+    entered, leave, hurried, ended = (threading.Event() for _ in range(4))
 
     def use() -> None:
         with lifetime:
@@ -45,16 +45,19 @@ def test_the_end_waits_for_those_inside_and_refuses_the_next() -> None:
             with lifetime:  # what is inside goes on, though the end has begun
                 assert not ended.is_set()
 
+    def hurry() -> None:
+        assert lifetime.ended  # whoever forgets what it is told sees that
+        hurried.set()
+
     def end() -> None:
-        lifetime.end()
+        lifetime.end(hurry)
         ended.set()
 
     user, closer = threading.Thread(target=use), threading.Thread(target=end)
     user.start()
     assert entered.wait(30)
     closer.start()
-    with lifetime._changed:
-        assert lifetime._changed.wait_for(lambda: lifetime.ended, 30)
+    assert hurried.wait(30)
     with pytest.raises(UsageError, match=Closed.SAID), lifetime:
         pass
     assert not ended.is_set()
@@ -82,3 +85,14 @@ def test_methods_of_the_parent_and_overridden_ones_are_inside() -> None:
     for refused in (child.twice, child.once, lambda: next(items), lambda: next(child.items())):
         with pytest.raises(UsageError, match=Closed.SAID):
             refused()
+
+
+def test_who_waits_for_its_turn_gives_up_at_the_end() -> None:
+    lifetime, lock = Lifetime(), threading.Lock()
+    turn = Turn(lock, lifetime)
+    with turn, pytest.raises(UsageError, match=Closed.SAID):
+        lifetime.end()
+        turn.__enter__()
+    with turn:  # whoever finds it free looks for itself
+        assert lock.locked()
+    assert not lock.locked()

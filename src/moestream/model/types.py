@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moestream.model.weights import Weights
+    from moestream.unchanged import Stamp
 
 Scalar = str | int | float | bool
 Value = Scalar | tuple[int | float | bool, ...]
@@ -111,6 +112,12 @@ class Model:
     def paths(self) -> tuple[Path, ...]:
         """The shards' paths in order; llama.cpp is to be given the first."""
         return tuple(shard.path for shard in self.shards)
+
+    @property
+    def stamps(self) -> dict[Path, Stamp | None]:
+        """The shards' files as they were just before their headers were read."""
+        taken = self.weights.stamps if self.weights is not None else (None,) * len(self.shards)
+        return dict(zip(self.paths, taken, strict=True))
 
     @property
     def bytes(self) -> int:
