@@ -213,8 +213,8 @@ bool Engine::on_abort(void* engine) {
 
 bool Engine::on_node(abi::Tensor* node, bool ask, void* engine) {
     auto& self = *static_cast<Engine*>(engine);
-    if (self.store_ == nullptr || !self.store_->streams()) return !ask;
-    if (self.failure().has_value()) return false;
+    // Not false after a node: the scheduler would end the split there and call the decode a success.
+    if (self.store_ == nullptr || !self.store_->streams() || self.failure().has_value()) return !ask;
     // Nothing may be thrown through llama.cpp's frames: the abort callback carries the failure out.
     try {
         if (ask) return self.ask(*node);
@@ -223,8 +223,7 @@ bool Engine::on_node(abi::Tensor* node, bool ask, void* engine) {
     } catch (const std::exception& error) {
         self.fail(error.what());
     }
-    // The abort callback is asked only once a node more is computed, which ids of no expert would not outlive.
-    return !ask && !self.failure().has_value();
+    return !ask;
 }
 
 bool Engine::ask(const abi::Tensor& node) {
@@ -262,11 +261,7 @@ void Engine::computed(const abi::Tensor& node) {
     for (int64_t row = 0; row < node.ne[1]; ++row) {
         const auto* ids = reinterpret_cast<const int32_t*>(static_cast<const char*>(node.data) + row * node.nb[1]);
         for (int64_t k = 0; k < node.ne[0]; ++k) {
-            if (ids[k] < 0 || static_cast<uint32_t>(ids[k]) >= shape.count) {
-                std::fill(count_.begin(), count_.end(), 0);
-                return fail(std::string(node.name) + " names expert " + std::to_string(ids[k]) + " of " +
-                            std::to_string(shape.count));
-            }
+            if (ids[k] < 0 || static_cast<uint32_t>(ids[k]) >= shape.count) return refuse_id(node, ids[k], shape.count);
             ++count_[ids[k]];
         }
     }
@@ -290,6 +285,15 @@ void Engine::computed(const abi::Tensor& node) {
         for (uint32_t id = 0; id < next.count; ++id) wish_.push_back(next.first_expert + id);
     }
     logits_ = nullptr;
+}
+
+// The abort callback is asked only once a node more is computed, which ids of no expert would not outlive.
+void Engine::refuse_id(const abi::Tensor& node, int32_t id, uint32_t experts) {
+    for (int64_t row = 0; row < node.ne[1]; ++row) {
+        std::fill_n(reinterpret_cast<int32_t*>(static_cast<char*>(node.data) + row * node.nb[1]), node.ne[0], 0);
+    }
+    std::fill(count_.begin(), count_.end(), 0);
+    fail(std::string(node.name) + " names expert " + std::to_string(id) + " of " + std::to_string(experts));
 }
 
 void Engine::record_route(const abi::Tensor& node, uint32_t bank) {

@@ -9,7 +9,9 @@ import pytest
 
 import moestream
 from answers import prompt_tokens
-from conftest import load
+from conftest import load, same_answer
+from moestream.binding import low
+from moestream.geometry import slab_geometry
 
 
 @pytest.mark.parametrize("logits_all", [True, False])
@@ -38,3 +40,18 @@ def test_the_same_prompt_again_after_a_cancelled_step(tiny, mechanism: str, logi
         llama._ctx.decode = decode
         assert llama.n_tokens == len(prompt)
         assert text() == expected
+
+
+@pytest.mark.parametrize("mechanism", ["arena", "arena/fresh+threads:2"])
+def test_llama_cpps_own_decode_says_that_it_failed(tiny, stock, mechanism: str) -> None:
+    """Who calls it has its code alone to go by: a success would be taken with the logits of half a graph."""
+    with load(tiny("olmoe"), mechanism, experts=16 << 20) as llama:
+        llama._engine.resize(slab_geometry(llama.model_info).smallest(1))
+        llama._batch.set_batch(prompt_tokens(64, llama.n_vocab()), n_past=0, logits_all=False)
+        for _ in range(2):
+            assert low.llama_decode(llama.ctx, llama._batch.batch) not in (0, 1)
+            assert "experts at once and the budget holds" in llama._engine.failure[1]
+        llama._engine.clear_failure()
+        llama.reset()
+        llama.n_batch = 1
+        same_answer(llama, stock, 5)

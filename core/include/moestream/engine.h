@@ -3,7 +3,8 @@
 // The hook's contract with llama.cpp's scheduler. `ask=true` comes for each node before the segment that ends at it
 // is computed; returning true cuts the graph there. We cut at a layer's expert choice (to read the ids and start its
 // reads) and at each expert matmul whose successor still waits for bytes, and nowhere else: a layer that finds all
-// its experts in memory costs one cut. After a node the hook always returns true; to stop, the abort callback does.
+// its experts in memory costs one cut. After a node the hook always returns true (false ends a split as if all of it
+// had been computed); to stop, the abort callback does, which is asked once one more node has been computed.
 //
 // Threads: load and decode on one thread at a time; cancel() from any.
 #pragma once
@@ -81,6 +82,7 @@ class Engine {
     void check_pass();
     void pump();
     void fail(std::string what);
+    void refuse_id(const abi::Tensor& ids, int32_t id, uint32_t experts);
     void record_route(const abi::Tensor& ids, uint32_t bank);
 
     SlabIndex index_;
