@@ -1,6 +1,7 @@
 // The arena against a small file: after any routes every slab a matmul would read holds the file's bytes, and so does
 // everything that never moves; what was read is what was missed. And the page arithmetic against marking every byte.
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "late_reader.h"
 #include "store_fixture.h"
@@ -169,6 +170,48 @@ void test_a_file_that_ends_early(const std::string& reader, bool direct) {
     CHECK(arena.resident_is_right());
 }
 
+// For as long as it lives this process may map, or write to, nothing more.
+class Lowered {
+  public:
+    explicit Lowered(decltype(RLIMIT_AS) limit) : limit_(limit) {
+        CHECK_EQ(getrlimit(limit, &before_), 0);
+        const rlimit little{1 << 20, before_.rlim_max};
+        CHECK_EQ(setrlimit(limit, &little), 0);
+    }
+    ~Lowered() { CHECK_EQ(setrlimit(limit_, &before_), 0); }
+    Lowered(const Lowered&) = delete;
+    Lowered& operator=(const Lowered&) = delete;
+
+  private:
+    decltype(RLIMIT_AS) limit_;
+    rlimit before_{};
+};
+
+// What could not be opened is opened when it is routed again, or comes open where another expert takes its place.
+void test_a_closed_arena_without_room(const std::string& reader, bool evicts) {
+    const Model model;
+    auto options = options_of(reader, "lru", true);
+    options.closed = true;
+    Opened arena(model, "arena", options, {5, 4});
+    CHECK(arena.layer(0, {0, 1}, 0, {}));
+    for (int again = 0; again < 2; ++again) {
+        const Lowered limit(RLIMIT_DATA);
+        CHECK(!arena.layer(0, {2, 3, 4}, 1, {}));
+        const auto failure = arena.store->failure();
+        CHECK(failure && failure->error == ENOMEM);
+        CHECK(failure && failure->what.find("`ulimit -d`") != std::string::npos);
+        arena.store->clear_failure();
+    }
+    CHECK(evicts ? arena.layer(1, {0, 1, 2, 3, 4}, 2, {}) : arena.layer(0, {2, 3, 4}, 2, {}));
+    std::mt19937 random(5);
+    for (uint64_t token = 3; token < 20; ++token) {
+        for (uint32_t bank = 0; bank < 4; ++bank) {
+            CHECK(arena.layer(bank, choose(random, 3, arena.index.banks()[bank].count), token, {}));
+        }
+    }
+    CHECK(arena.resident_is_right());
+}
+
 void test_refusals() {
     const Model model;
     CHECK_THROWS(usage, Opened(model, "arena", options_of("sync", "lru", true), {5}));
@@ -190,6 +233,7 @@ int main() {
         test_random_routes(reader, "lru", false, true);
         test_a_file_that_ends_early(reader, true);
         test_a_file_that_ends_early(reader, false);
+        for (const bool evicts : {false, true}) test_a_closed_arena_without_room(reader, evicts);
         test_what_stays_in_the_page_cache(reader);
     }
     test_everything_fits();

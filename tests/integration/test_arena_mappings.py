@@ -32,35 +32,44 @@ def test_vacated_ranges_are_mapped_again_where_mappings_are_few(tiny, stock, mon
 
 _LOWERED = """
 import resource, sys
+sys.path.append(sys.argv[4])
 import moestream
-with moestream.Llama(sys.argv[1], ram="1GiB", mechanism="arena", n_ctx=64, n_batch=4, n_threads=1, n_threads_batch=1,
+from answers import answer
+from moestream import assembly
+path, limit, closed = sys.argv[1], getattr(resource, sys.argv[2]), sys.argv[3] == "closed"
+real = assembly._core.Engine
+assembly._core.Engine = lambda **told: real(**{**told, "closed": closed})
+with moestream.Llama(path, ram="1GiB", mechanism="arena", n_ctx=64, n_batch=4, n_threads=1, n_threads_batch=1,
                      _expert_bytes=2 << 20) as llama:
     tokens = list(range(10, 26))
-    llama.eval(tokens)
-    expected = llama.sample(temp=0.0)
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, limits[1]))
+    expected = answer(llama, tokens, 3)
+    limits = resource.getrlimit(limit)
+    resource.setrlimit(limit, (1 << 20, limits[1]))
     said = set()
-    for _ in range(2):
+    for _ in range(3):
         llama.reset()
         try:
             llama.eval(tokens)
         except moestream.MoestreamError as error:
             said.add(str(error))
-    resource.setrlimit(resource.RLIMIT_AS, limits)
-    llama.reset()
-    llama.eval(tokens)
-    assert llama.sample(temp=0.0) == expected
+    resource.setrlimit(limit, limits)
+    assert answer(llama, tokens, 3) == expected
 (line,) = said
 print(line)
 """
 
 
-def test_address_space_that_is_taken_away_from_a_running_model_is_named(tiny) -> None:
+@pytest.mark.parametrize(
+    ("limit", "arena", "named"),
+    [("RLIMIT_AS", "open", "-v"), ("RLIMIT_AS", "closed", "-v"), ("RLIMIT_DATA", "closed", "-d")],
+)
+def test_address_space_that_is_taken_away_from_a_running_model_is_named(
+    limit: str, arena: str, named: str, tiny
+) -> None:
     """The kernel says the same of too many mappings; the model goes on once there is room again."""
-    said = python(_LOWERED, tiny("olmoe"))
+    said = python(_LOWERED, tiny("olmoe"), limit, arena, Path(__file__).parents[1])
     assert said.startswith(
-        "moving an expert's pages: Cannot allocate memory (raise `ulimit -v` or vm.max_map_count)"
+        f"moving an expert's pages: Cannot allocate memory (raise `ulimit {named}` or vm.max_map_count)"
     )
 
 

@@ -206,11 +206,13 @@ void ArenaStore::submit(uint32_t expert, uint32_t slot, Urgency urgency) {
     reader_->submit(Read{shard.fd, t, offset, shard.base + offset, bytes}, urgency);
 }
 
-// A routed expert that is resident may still be on its way (read early) or have lost a slab that was never started.
+// A routed expert that is resident may still be on its way (read early) or have a slab that was never started,
+// nor opened where a move failed.
 void ArenaStore::promote(uint32_t expert) {
     for (uint32_t slot = 0; slot < bank_of(expert).tensors.size(); ++slot) {
         const uint32_t t = tag(expert, slot);
         if (state_[t] == SlabState::absent) {
+            if (!moved(frames_.open(expert, slot, page_of(expert, slot)))) return;
             submit(expert, slot, Urgency::demand);
         } else if (state_[t] == SlabState::reading && !demanded_[t]) {
             demanded_[t] = true;

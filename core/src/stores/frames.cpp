@@ -63,8 +63,10 @@ int Frames::supply(uint32_t expert, uint32_t slot, char* left, char* to) {
         from = place_[expert];
         for (uint32_t s = 0; s < slot; ++s) from += part.pages[s] * kPage;
     }
-    int error = options_.closed ? open_pages(to, bytes) : 0;
+    int error = open(expert, slot, to);
     if (error == 0) error = source_->supply(from, to, bytes, restore_ && !options_.closed);
+    // What comes from a slab that a failure kept from being opened has come closed.
+    if (error == 0 && from != nullptr) error = open(expert, slot, to);
     if (error == 0 && options_.closed && from != nullptr) error = close_pages(from, bytes);
     if (error != 0) {
         holes_.emplace_back(to, bytes);
@@ -77,6 +79,11 @@ int Frames::supply(uint32_t expert, uint32_t slot, char* left, char* to) {
 bool Frames::mend() {
     std::erase_if(holes_, [](const auto& hole) { return mapped_again(hole.first, hole.second); });
     return holes_.empty();
+}
+
+int Frames::open(uint32_t expert, uint32_t slot, char* at) {
+    const size_t bytes = part_of(expert).pages[slot] * kPage;
+    return options_.closed && bytes > 0 ? open_pages(at, bytes) : 0;
 }
 
 int Frames::drop(char* at, size_t bytes) {

@@ -28,6 +28,8 @@ class Frames {
     void take_from(uint32_t victim, uint32_t expert);
     // Gives the slab at `to` its pages: those at `left`, the victim's slab, or (null) the frame's own. 0 or errno.
     int supply(uint32_t expert, uint32_t slot, char* left, char* to);
+    // Lets the slab at `at` be read into, where what has no pages is closed. 0 or errno.
+    int open(uint32_t expert, uint32_t slot, char* at);
     // Maps what moves that failed have left without a mapping. False where something still has none: nothing is to be
     // read into it then, nor computed on it.
     bool mend();
