@@ -212,6 +212,33 @@ void test_a_closed_arena_without_room(const std::string& reader, bool evicts) {
     CHECK(arena.resident_is_right());
 }
 
+// A move that failed left nothing mapped; others have mapped something there before it was ours again.
+void test_a_place_that_others_have_taken() {
+    const Model model;
+    Opened arena(model, "arena", options_of("sync", "lru", true), {5, 4});
+    CHECK(arena.layer(0, {0, 1}, 0, {}));
+    {
+        const Lowered limit(RLIMIT_AS);
+        CHECK(!arena.layer(0, {2}, 1, {}));
+    }
+    const Geometry geometry(arena.index);
+    char* const place = arena.base[0] + geometry.movable_offset(0, 2);
+    const size_t bytes = geometry.movable_bytes(0);
+    void* found = mmap(place, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    CHECK_EQ(found, static_cast<void*>(place));
+    if (found != place) return;
+    std::fill_n(place, bytes, 'x');
+    for (const uint32_t id : {2u, 3u}) {
+        arena.store->clear_failure();
+        CHECK(!arena.layer(0, {id}, 2, {}));
+        const auto failure = arena.store->failure();
+        CHECK(failure && failure->what.find("load the model again") != std::string::npos);
+    }
+    arena.store->clear_failure();
+    arena.store->resize(std::vector<uint32_t>{0, 0});
+    CHECK(std::all_of(place, place + bytes, [](char byte) { return byte == 'x'; }));
+}
+
 void test_refusals() {
     const Model model;
     CHECK_THROWS(usage, Opened(model, "arena", options_of("sync", "lru", true), {5}));
@@ -238,6 +265,7 @@ int main() {
     }
     test_everything_fits();
     test_a_route_wider_than_the_budget();
+    test_a_place_that_others_have_taken();
     test_refusals();
     return test::checks_failed();
 }

@@ -178,6 +178,11 @@ bool ArenaStore::move_slab(const Load& load, uint32_t slot) {
 
 bool ArenaStore::moved(int error) {
     if (error == 0) return true;
+    if (error == EEXIST) {
+        fail(0, "other code of this process has mapped memory where experts belong, after a move of pages that failed: "
+                "load the model again");
+        return false;
+    }
     fail(error, std::string("moving an expert's pages: ") + std::strerror(error) +
                     (error == ENOMEM ? " (" + mappings_remedy() + ")" : ""));
     return false;
@@ -230,7 +235,7 @@ bool ArenaStore::route(uint32_t bank, std::span<const RoutedExpert> experts, uin
     routed_.clear();
     routed_bank_ = bank;
     if (geometry_.part_of_bank(bank) == kNone) return true;
-    if (!moved(frames_.mend() ? 0 : ENOMEM)) return false;
+    if (!moved(frames_.mend())) return false;
     routed_.assign(experts.begin(), experts.end());
     if (!cache_->route(experts, token, tokens, loads_)) {
         refuse_width(*cache_, bank, experts.size());

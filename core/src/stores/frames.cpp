@@ -1,6 +1,7 @@
 #include "frames.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <string>
 
 #include "pages.h"
@@ -68,17 +69,28 @@ int Frames::supply(uint32_t expert, uint32_t slot, char* left, char* to) {
     // What comes from a slab that a failure kept from being opened has come closed.
     if (error == 0 && from != nullptr) error = open(expert, slot, to);
     if (error == 0 && options_.closed && from != nullptr) error = close_pages(from, bytes);
-    if (error != 0) {
-        holes_.emplace_back(to, bytes);
-        mend();
-    }
+    if (error != 0) map_at_once(to, bytes);
     return error;
 }
 
 // mremap unmaps where pages are to go before it looks whether they may: whoever maps next would be given that address.
-bool Frames::mend() {
-    std::erase_if(holes_, [](const auto& hole) { return mapped_again(hole.first, hole.second); });
-    return holes_.empty();
+void Frames::map_at_once(char* at, size_t bytes) {
+    const int error = map_again(at, bytes, options_.closed);
+    if (error != 0 && error != EEXIST) holes_.emplace_back(at, bytes);  // EEXIST: mremap had not come so far
+}
+
+int Frames::mend() {
+    while (!holes_.empty() && !taken_) {
+        const int error = map_again(holes_.back().first, holes_.back().second, options_.closed);
+        taken_ = error == EEXIST;
+        if (error != 0) return error;
+        holes_.pop_back();
+    }
+    return taken_ ? EEXIST : 0;
+}
+
+bool Frames::is_hole(const char* at) const {
+    return std::any_of(holes_.begin(), holes_.end(), [at](const auto& hole) { return hole.first == at; });
 }
 
 int Frames::open(uint32_t expert, uint32_t slot, char* at) {
@@ -87,6 +99,7 @@ int Frames::open(uint32_t expert, uint32_t slot, char* at) {
 }
 
 int Frames::drop(char* at, size_t bytes) {
+    if (is_hole(at)) return 0;
     int error = source_->drop(at, bytes);
     if (error == 0 && options_.closed) error = close_pages(at, bytes);
     return error;

@@ -30,9 +30,9 @@ class Frames {
     int supply(uint32_t expert, uint32_t slot, char* left, char* to);
     // Lets the slab at `at` be read into, where what has no pages is closed. 0 or errno.
     int open(uint32_t expert, uint32_t slot, char* at);
-    // Maps what moves that failed have left without a mapping. False where something still has none: nothing is to be
-    // read into it then, nor computed on it.
-    bool mend();
+    // Maps what moves that failed have left without a mapping. 0 or errno, where something is not ours still: nothing is
+    // to be read into it then, nor computed on it. EEXIST is for good: somebody else has mapped it meanwhile.
+    int mend();
 
     // Gives the pages at `at` back to the system. 0 or errno.
     int drop(char* at, size_t bytes);
@@ -50,6 +50,8 @@ class Frames {
     const Geometry::Part& part_of(uint32_t expert) const {
         return geometry_.parts()[geometry_.part_of_bank(index_.bank_of(expert))];
     }
+    void map_at_once(char* at, size_t bytes);
+    bool is_hole(const char* at) const;
     void count_mappings(std::span<const uint32_t> capacities);
 
     const SlabIndex& index_;
@@ -58,7 +60,8 @@ class Frames {
     std::unique_ptr<PageSource> source_;
     std::vector<std::vector<char*>> free_;  // a part: where the pages of frames without an expert lie, or null
     std::vector<char*> place_;              // an expert: where its first load takes pages from, or null
-    std::vector<std::pair<char*, size_t>> holes_;  // where a move that failed was to go
+    std::vector<std::pair<char*, size_t>> holes_;  // where moves that failed were to go, and nothing is mapped
+    bool taken_ = false;                    // of the holes one is somebody else's by now
     bool restore_ = false;                  // vacated ranges are mapped again, so that they merge
 };
 

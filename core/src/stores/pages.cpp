@@ -28,6 +28,8 @@ namespace {
 constexpr size_t kHuge = size_t{2} << 20;
 constexpr int kAnonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
+int access_of(bool closed) { return closed ? PROT_NONE : PROT_READ | PROT_WRITE; }
+
 void set_advice(void* base, size_t bytes) {
     // Advice, not needed for correctness: a kernel built without one of these has nothing to switch off.
     madvise(base, bytes, MADV_NOHUGEPAGE);
@@ -39,8 +41,7 @@ void set_advice(void* base, size_t bytes) {
 
 char* reserve(size_t bytes, size_t alignment, void* fixed, bool closed) {
     const size_t slack = fixed != nullptr || alignment <= kPage ? 0 : alignment;
-    const int access = closed ? PROT_NONE : PROT_READ | PROT_WRITE;
-    void* found = mmap(fixed, bytes + slack, access, kAnonymous | (fixed != nullptr ? MAP_FIXED : 0), -1, 0);
+    void* found = mmap(fixed, bytes + slack, access_of(closed), kAnonymous | (fixed != nullptr ? MAP_FIXED : 0), -1, 0);
     if (found == MAP_FAILED) {
         throw Error(ErrorKind::refused, "no address space for " + std::to_string(bytes) + " bytes (" +
                                             std::strerror(errno) + "): " + mappings_remedy());
@@ -107,11 +108,11 @@ int move_pages(char* from, char* to, size_t bytes, bool restore) {
     return 0;
 }
 
-bool mapped_again(char* at, size_t bytes) {
-    void* found = mmap(at, bytes, PROT_READ | PROT_WRITE, kAnonymous | MAP_FIXED_NOREPLACE, -1, 0);
-    if (found == MAP_FAILED) return errno == EEXIST;  // it is mapped still
+int map_again(char* at, size_t bytes, bool closed) {
+    void* found = mmap(at, bytes, access_of(closed), kAnonymous | MAP_FIXED_NOREPLACE, -1, 0);
+    if (found == MAP_FAILED) return errno;
     set_advice(at, bytes);
-    return true;
+    return 0;
 }
 
 // Without DONTUNMAP the vacated range would be free until it is mapped again, and another thread's mmap could take it.

@@ -10,8 +10,8 @@ namespace moestream {
 // `fixed` non-null: laid over exactly that place. `closed`: nothing may be touched until it is opened. Throws
 // Error(refused).
 char* reserve(size_t bytes, size_t alignment, void* fixed = nullptr, bool closed = false);
-// Maps what has no mapping, so that it is nobody else's: false where the kernel refuses. What has one stays as it is.
-bool mapped_again(char* at, size_t bytes);
+// Reserves again what has no mapping, so that it is nobody else's. 0 or errno: EEXIST for what has one, which stays.
+int map_again(char* at, size_t bytes, bool closed);
 
 // What lets a process map more, where the kernel says ENOMEM and does not say why: its limits may have been lowered
 // since they were looked at.
