@@ -30,8 +30,8 @@ class Frames {
     int supply(uint32_t expert, uint32_t slot, char* left, char* to);
     // Lets the slab at `at` be read into, where what has no pages is closed. 0 or errno.
     int open(uint32_t expert, uint32_t slot, char* at);
-    // Maps what moves that failed have left without a mapping. 0 or errno, where something is not ours still: nothing is
-    // to be read into it then, nor computed on it. EEXIST is for good: somebody else has mapped it meanwhile.
+    // Maps what moves that failed have left without a mapping. 0, or errno where something is not ours still: nothing
+    // is to be read into it then, nor computed on it. EEXIST is for good: somebody else has mapped it meanwhile.
     int mend();
 
     // Gives the pages at `at` back to the system. 0 or errno.
