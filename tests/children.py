@@ -68,7 +68,9 @@ def run_child(
     path: Path, ram: int | str, mechanism: str, prefix: tuple[str, ...] = (), **question: Any
 ) -> dict[str, Any]:
     command = [*prefix, *child_command(path, ram, mechanism, **question)]
-    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=dict(os.environ), timeout=600, check=False
+    )
     return child_result(done)
 
 

@@ -50,7 +50,7 @@ def test_a_run_that_died_leaves_its_whole_batches(tmp_path: Path) -> None:
     assert recover(path) == FLUSH_STEPS
     assert names_in(tmp_path) == ["t.parquet"]
     assert read_trace(path, silent).steps["step"].tolist() == list(range(FLUSH_STEPS))
-    with pytest.raises(UsageError, match="whole"):
+    with pytest.raises(RefusedError, match="whole"):
         recover(path)
 
 
