@@ -93,7 +93,7 @@ def _region_bytes(model: Model, mechanism: Mechanism | None) -> int:
 
 
 def _closes(mechanism: Mechanism, limits: ProcessLimits) -> bool:
-    """Does an arena keep what has no pages closed, so that it is not committed? Each move then takes three calls more."""
+    """Does an arena keep what has no pages closed, so that it is not committed? A move takes three calls more then."""
     return mechanism.store == "arena" and not mechanism.has("thp") and limits.commit is not None
 
 
