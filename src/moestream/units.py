@@ -31,7 +31,7 @@ def parse_size(text: str | int) -> int:
     its unit."""
     match = None if isinstance(text, bool) or not isinstance(text, (str, int)) else _SIZE.fullmatch(str(text))
     if match is None or match[2].upper() not in _UNITS:
-        raise UsageError(f"not a size: {text!r} (write 4GiB, 1.1GB or a number of bytes)")
+        raise UsageError(f"not a size: {text!r} (write 4GiB or 1.1GB)")
     # A size of more digits than any disk has is not one anybody means.
     number = float(match[1]) if len(match[1]) < 40 else 2.0 * _LARGEST
     size = text if isinstance(text, int) else int(number * _UNITS[match[2].upper()])
