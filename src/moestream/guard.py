@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 from moestream.binding import llama_cpp, low
-from moestream.box import Box, cache_directory, place_of
+from moestream.box import MOST_THREADS, Box, cache_directory, place_of
 from moestream.core import _core
 from moestream.errors import BudgetError, ModelError, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.model import Model
-from moestream.model.ggml import MOST_THREADS
 from moestream.nearest import did_you_mean
 
 #: Arguments of the parent that would put experts where the engine cannot stream them.

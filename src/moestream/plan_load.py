@@ -13,7 +13,6 @@ from moestream.errors import BudgetError
 from moestream.guard import check_values, ignored
 from moestream.mechanism import Mechanism
 from moestream.model import Model
-from moestream.model.ggml import MOST_THREADS
 from moestream.plan import MARGIN_BYTES, Plan, process_bytes
 from moestream.units import format_bytes
 
@@ -28,7 +27,7 @@ def complete(arguments: dict[str, Any], fallbacks: list[str]) -> None:
     if arguments.get("draft_model") is not None:
         # A row for each token is written, and there would be room for a step's.
         arguments["logits_all"] = True
-    machine, here = multiprocessing.cpu_count(), min(Box().cpus(), MOST_THREADS)
+    machine, here = multiprocessing.cpu_count(), Box().compute_threads()
     for name, usual in (("n_threads", max(machine // 2, 1)), ("n_threads_batch", machine)):
         arguments[name] = arguments.get(name) or min(usual, here)
 

@@ -14,7 +14,7 @@ from moestream.box.disk import (
     disk_rate,
     mapping_refusal,
 )
-from moestream.box.facts import MACHINE, Box, Limit, Threads
+from moestream.box.facts import MACHINE, MOST_THREADS, Box, Limit, Threads
 from moestream.box.filesystems import Place, hindrance, place_of
 from moestream.box.limits import Bound, ProcessLimits, allow_files
 from moestream.box.process import (
@@ -28,6 +28,7 @@ from moestream.box.process import (
 
 __all__ = [
     "MACHINE",
+    "MOST_THREADS",
     "Bound",
     "Box",
     "Cage",

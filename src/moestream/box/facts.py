@@ -22,6 +22,8 @@ _CPU_NAMES = ("model name", "Model", "cpu model", "cpu", "Hardware", "uarch")
 
 #: The source of a limit that is the machine's, not a cgroup's.
 MACHINE = "MemAvailable"
+#: As many ggml computes with.
+MOST_THREADS = 512
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,10 @@ class Box:
     def cpus(self) -> int:
         """CPUs this process may use: its affinity, cut by a cgroup's quota."""
         return self.threads().count
+
+    def compute_threads(self) -> int:
+        """Threads to compute with where nobody names how many: one for each of ``cpus``, as far as ggml has them."""
+        return min(self.cpus(), MOST_THREADS)
 
     def threads(self) -> Threads:
         """Threads that can run all the time: no more than this process's CPUs, nor than a cgroup's quota pays for.

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moestream.box import Box
+from moestream.box import MOST_THREADS, Box
 from moestream.errors import MoestreamError, UsageError
 from moestream.model import check_architecture, locate, read_model
-from moestream.model.ggml import MOST_THREADS
 from moestream.probe import saved_probe
 from moestream.report import check_writable, write_json
 from moestream.units import parse_size
@@ -88,7 +87,9 @@ def bench(
     ] = False,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, max=512, metavar="N", help="Compute threads. Left out: one for each CPU."),
+        typer.Option(
+            min=1, max=MOST_THREADS, metavar="N", help="Compute threads. Left out: one for each CPU."
+        ),
     ] = None,
     ctx: Annotated[int, typer.Option(min=64, max=2**20, metavar="N", help="Tokens of context.")] = _CTX,
     json: Annotated[
@@ -150,7 +151,7 @@ def bench(
         tokens=tokens,
         limit_s=seconds,
         repeats=repeats,
-        threads=threads or min(Box().cpus(), MOST_THREADS),
+        threads=threads or Box().compute_threads(),
         ctx=ctx,
         trace=trace,
         command=without_paths(shlex.join(shown)),

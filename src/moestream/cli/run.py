@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from moestream.box import Box, disk_rate, process_memory
+from moestream.box import MOST_THREADS, Box, disk_rate, process_memory
 from moestream.cli.banner import Bar, banner, held_bytes, reads_nothing, summary
 from moestream.cli.main import forget, forget_stdout
 from moestream.errors import Cancelled, RefusedError, UsageError
 from moestream.mechanism import Mechanism
 from moestream.members import ELSEWHERE
 from moestream.model import locate
-from moestream.model.ggml import MOST_THREADS
 from moestream.report import Generated, check_writable, run_document, write_json
 from moestream.units import parse_size
 
@@ -113,7 +112,9 @@ def run(
     ] = 4096,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, max=512, metavar="N", help="Compute threads. Left out: one for each CPU."),
+        typer.Option(
+            min=1, max=MOST_THREADS, metavar="N", help="Compute threads. Left out: one for each CPU."
+        ),
     ] = None,
     temp: Annotated[
         float, typer.Option(min=0.0, metavar="NUMBER", help="Sampling temperature; 0: the likeliest token.")
@@ -168,7 +169,7 @@ def run(
     cap = parse_size(ram) if ram is not None else None
     if json is not None:
         check_writable(json, [locate(model)])
-    n_threads = threads or min(Box().cpus(), MOST_THREADS)
+    n_threads = threads or Box().compute_threads()
     request = Request(
         path=locate(model),
         prompt=prompt,

@@ -66,7 +66,7 @@ def stream(path: Path, cap: int, caged: bool, result: Path) -> dict[str, Any]:
 
 def stock(path: Path, cap: int, result: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "moestream.lab.stock", str(path), "-p", PROMPT, "-n", str(STOCK_TOKENS)]
-    command += ["--ctx", str(CTX), "--threads", str(Box().cpus()), "--json", str(result)]
+    command += ["--ctx", str(CTX), "--threads", str(Box().compute_threads()), "--json", str(result)]
     with Cage(cap) as cage:
         return run(command, cage, result)
 

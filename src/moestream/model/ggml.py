@@ -25,8 +25,6 @@ from moestream.model.types import Value
 from moestream.version import INSTALL_TESTED
 
 MAX_ARRAY_IN_METADATA = 4096
-#: As many ggml computes with.
-MOST_THREADS = 512
 
 _STRING, _ARRAY = 8, 9
 _NUMBERS: dict[int, tuple[str, Any]] = {
